@@ -1,0 +1,175 @@
+"""The Python interface: `encode`, `decode` and `open`, re-exported by the package."""
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from coanerv_codec.atomic import atomic_path
+from coanerv_codec.cells import DEFAULT_OVERLAP
+from coanerv_codec.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
+from coanerv_codec.color import ColorTags, to_model, yuv_to_rgb
+from coanerv_codec.container import Reader
+from coanerv_codec.decoding import (
+    EngineOptions,
+    Timing,
+    check_checkpoint,
+    clip_tokens,
+    decode_items,
+    layout_of,
+    make_view,
+    query_points,
+)
+from coanerv_codec.device import pick_device
+from coanerv_codec.encoding import EncodeOptions, encode_video
+from coanerv_codec.errors import InputError
+from coanerv_codec.records import ClipRecord, Header
+from coanerv_codec.video import Frame, VideoInfo, open_video
+
+
+def encode(
+    source: str | Path | Iterable[np.ndarray],
+    output: str | Path,
+    *,
+    bits: int = 6,
+    fit: bool = False,
+    overlap: int = DEFAULT_OVERLAP,
+    fps: Fraction | int = 25,
+    checkpoint: str | Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+) -> None:
+    """Encode a video file, or RGB pictures (uint8 [H, W, 3], shown at `fps`), into a `.coa` file."""
+    options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap)
+    loaded = _load(checkpoint, None, device)
+    with atomic_path(output, overwrite) as path, path.open("wb") as file:
+        if isinstance(source, str | Path):
+            with open_video(source) as video:
+                encode_video(video.info, video, file, loaded, options)
+        else:
+            encode_video(*_from_pictures(source, Fraction(fps)), file, loaded, options)
+
+
+def _from_pictures(pictures: Iterable[np.ndarray], fps: Fraction) -> tuple[VideoInfo, Iterator[Frame]]:
+    pictures = iter(pictures)
+    first = next(pictures, None)
+    if first is None:
+        raise InputError("there are no pictures to encode")
+    height, width = first.shape[:2]
+    info = VideoInfo(width, height, 1 / fps, frame_duration=1, rate=fps, chroma="444")
+
+    def frames() -> Iterator[Frame]:
+        picture, pts = first, 0
+        while picture is not None:
+            if picture.dtype != np.uint8 or picture.shape != (height, width, 3):
+                raise InputError(f"picture {pts} is {picture.dtype} {picture.shape}, not uint8 {(height, width, 3)}")
+            green_blue_red = [np.ascontiguousarray(picture[..., c]) for c in (1, 2, 0)]
+            yield Frame(pts, 1, to_model(green_blue_red, "rgb", ColorTags()))
+            picture, pts = next(pictures, None), pts + 1
+
+    return info, frames()
+
+
+def decode(
+    source: str | Path,
+    *,
+    size: tuple[int, int] | None = None,
+    crop: tuple[int, int, int, int] | None = None,
+    fps: Fraction | int | None = None,
+    start: Fraction | float = 0,
+    duration: Fraction | float | None = None,
+    tile: int = 64,
+    engine: str = "separable",
+    checkpoint: str | Path | None = None,
+    device: str = "auto",
+) -> Iterator[np.ndarray]:
+    """Decode a `.coa` file into RGB pictures, uint8 [H, W, 3]; size is (width, height), crop (left, top, width, height)."""
+    timing = Timing(
+        Fraction(start), None if duration is None else Fraction(duration), None if fps is None else Fraction(fps)
+    )
+    with open(source, checkpoint=checkpoint, device=device) as coa:
+        view = make_view(coa.header.width, coa.header.height, size, crop)
+        clips = (item for item in coa.reader if isinstance(item, ClipRecord))
+        for frame in decode_items(clips, coa.header, coa.checkpoint, view, timing, EngineOptions(engine, tile)):
+            yield yuv_to_rgb(frame.yuv)
+
+
+def open(source: str | Path, *, checkpoint: str | Path | None = None, device: str = "auto") -> "CoaFile":
+    """Open a `.coa` file for random access to its tokens and to any coordinate."""
+    try:
+        file = Path(source).open("rb")  # noqa: SIM115 (CoaFile closes it)
+    except OSError as error:
+        raise InputError(f"cannot read {source}: {error.strerror or error}") from error
+    try:
+        return CoaFile(file, checkpoint, device)
+    except BaseException:
+        file.close()
+        raise
+
+
+class CoaFile:
+    """An open `.coa` file. `checkpoint` is loaded when first needed."""
+
+    def __init__(self, file: BinaryIO, checkpoint: str | Path | None, device: str):
+        self._file, self._path, self._device = file, checkpoint, device
+        self._loaded: Checkpoint | None = None
+        self.reader = Reader(file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def header(self) -> Header:
+        """What the file says about its video and its decoder."""
+        return self.reader.header
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The model that this file names."""
+        if self._loaded is None:
+            loaded = _load(self._path, self.header.checkpoint, self._device)
+            check_checkpoint(self.header, loaded)
+            self._loaded = loaded
+        return self._loaded
+
+    def __len__(self) -> int:
+        """Return the number of clips."""
+        return len(self.reader.index())
+
+    def tokens(self, clip: int) -> np.ndarray:
+        """Return the tokens of a clip, float32 [cells, N, d], the same on every machine."""
+        return clip_tokens(self.reader.clip(clip), self.header)
+
+    def query(self, x: np.ndarray | float, y: np.ndarray | float, t: np.ndarray | float) -> np.ndarray:
+        """Ask any points: x and y in [0, 1] across the picture, t in seconds from the first frame, broadcast together.
+
+        Returns full-range BT.601 YUV in [0, 1], float32 [..., 3].
+        """
+        x, y, t = np.broadcast_arrays(*(np.asarray(v, np.float64) for v in (x, y, t)))
+        index = self.reader.index()
+        ticks = index[0].pts + t.ravel() / float(self.header.time_base)
+        clip_of = np.clip(np.searchsorted([e.pts for e in index], ticks, side="right") - 1, 0, len(index) - 1)
+        out = np.empty((x.size, 3), np.float32)
+        for number in np.unique(clip_of):
+            here = clip_of == number
+            clip = self.reader.clip(int(number))
+            place = np.interp(ticks[here], clip.pts, np.arange(len(clip.pts))) / self.header.frames_per_clip
+            points = (x.ravel()[here] * (self.header.width - 1), y.ravel()[here] * (self.header.height - 1), place)
+            tokens = clip_tokens(clip, self.header)
+            out[here] = query_points(self.checkpoint.model.decoder, tokens, layout_of(self.header), *points)
+        return out.reshape(*x.shape, 3)
+
+
+def _load(checkpoint: str | Path | None, wanted: str | None, device: str) -> Checkpoint:
+    loaded = load_checkpoint(find_checkpoint(None if checkpoint is None else Path(checkpoint), wanted))
+    loaded.model.to(pick_device(device))
+    return loaded

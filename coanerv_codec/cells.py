@@ -1,0 +1,128 @@
+"""How a picture is covered by cells: counts, positions, cross-fades, and cutting cells out of frames.
+
+Both axes are treated alike and apart. Along an axis of `length` pixels stand `count` cells of real-valued `extent` pixels,
+evenly spaced, neighbours sharing `overlap` pixels; cell i begins at i * (extent - overlap). Pixel p (its centre) has the
+coordinate (p - start) / (extent - 1) in a cell, so a single cell gives the paper's x / (W - 1). In an overlap the cells are
+cross-faded with weights that add up to one everywhere.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+DEFAULT_OVERLAP = 8  # pixels; docs/cells.md shows what smaller and larger ones cost and hide
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a cell layout."""
+
+    length: int
+    count: int
+    overlap: int
+
+    def __post_init__(self) -> None:
+        if not (self.length >= 1 and 1 <= self.count <= self.length and self.overlap >= 0):
+            raise ValueError(f"impossible cell layout: {self}")
+        if self.count > 1 and self.extent < 2 * self.overlap:
+            raise ValueError(f"cells of {self.extent:.1f} pixels cannot overlap by {self.overlap}")
+
+    @property
+    def extent(self) -> float:
+        """Pixels that a cell covers."""
+        return (self.length + (self.count - 1) * self.overlap) / self.count
+
+    def start(self, i: int) -> float:
+        """Return the position of cell i's first sample."""
+        return i * (self.extent - self.overlap)
+
+    def coordinates(self, i: int, positions: np.ndarray) -> np.ndarray:
+        """Turn positions (pixels, any real numbers) into coordinates of cell i, float32."""
+        return ((positions - self.start(i)) / max(self.extent - 1.0, 1.0)).astype(np.float32)
+
+    def weights(self, i: int, positions: np.ndarray) -> np.ndarray:
+        """Return the share of cell i at each position: float32 in [0, 1], adding up to one over all cells."""
+        return (self._rise(i, positions) - self._rise(i + 1, positions)).astype(np.float32)
+
+    def _rise(self, i: int, positions: np.ndarray) -> np.ndarray:
+        """0 before cell i begins, 1 after its overlap with cell i - 1."""
+        if i <= 0:
+            return np.ones(len(positions))
+        if i >= self.count:
+            return np.zeros(len(positions))
+        edge = positions - (self.start(i) - 0.5)
+        if self.overlap == 0:
+            return (edge >= 0).astype(np.float64)
+        return np.clip(edge / self.overlap, 0.0, 1.0)
+
+
+def plan_axis(length: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Axis:
+    """Choose the count for which a cell covers about its native size (256 pixels are 2 cells of 128, not 3)."""
+    count = max(1, round((length - overlap) / (cell - overlap)))
+    return Axis(length, count, overlap if count > 1 else 0)
+
+
+def _catmull_rom(x: np.ndarray) -> np.ndarray:
+    """Evaluate the Catmull-Rom kernel: interpolating, support [-2, 2]."""
+    x = np.abs(x)
+    inner = 1.5 * x**3 - 2.5 * x**2 + 1.0
+    outer = -0.5 * x**3 + 2.5 * x**2 - 4.0 * x + 2.0
+    return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
+
+
+def sampling_matrix(axis: Axis, i: int, side: int) -> tuple[int, np.ndarray]:
+    """Return (first, R): cell i's `side` samples are R [side, n] times the n pixels from `first` on.
+
+    The kernel widens where the cell is shrunk, against aliasing; at native size R is the identity. Pixels beyond the
+    picture's edge repeat it.
+    """
+    positions = axis.start(i) + np.arange(side) / max(side - 1, 1) * (axis.extent - 1.0)
+    widen = max(1.0, (axis.extent - 1.0) / max(side - 1, 1))
+    first = max(0, math.ceil(positions[0] - 2 * widen))
+    last = min(axis.length - 1, math.floor(positions[-1] + 2 * widen))
+    taps = np.arange(math.floor(-2 * widen), math.ceil(2 * widen) + 1)
+    pixels = np.floor(positions)[:, None] + taps  # [side, taps]
+    weights = _catmull_rom((pixels - positions[:, None]) / widen)
+    weights /= weights.sum(1, keepdims=True)
+    matrix = np.zeros((side, last - first + 1))
+    columns = np.clip(pixels, 0, axis.length - 1).astype(int) - first
+    # A tap outside [first, last] has weight zero, so where it lands does not matter.
+    np.add.at(matrix, (np.arange(side)[:, None], np.clip(columns, 0, last - first)), weights)
+    return first, matrix.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cells of a picture: columns along x, rows along y; cell number = row * columns + column."""
+
+    x: Axis
+    y: Axis
+
+    @property
+    def cells(self) -> int:
+        """Cells per picture."""
+        return self.x.count * self.y.count
+
+
+def plan_layout(width: int, height: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Layout:
+    """Cover a picture with cells of about their native size."""
+    return Layout(plan_axis(width, cell, overlap), plan_axis(height, cell, overlap))
+
+
+def fixed_layout(width: int, height: int, columns: int, rows: int, overlap: int) -> Layout:
+    """Cover a picture with a given number of cells (1 x 1 is `--fit`)."""
+    return Layout(Axis(width, columns, overlap if columns > 1 else 0), Axis(height, rows, overlap if rows > 1 else 0))
+
+
+def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarray:
+    """Cut one row of cells out of a clip: frames [F,3,H,W] uint8 -> [columns,F,3,side,side] float32 in [0, 1]."""
+    top, vertical = sampling_matrix(layout.y, row, side)
+    strip = frames[:, :, top : top + vertical.shape[1]].astype(np.float32)
+    strip *= 1 / 255
+    strip = np.matmul(vertical, strip)  # [F,3,side,W]
+    cells = []
+    for column in range(layout.x.count):
+        left, horizontal = sampling_matrix(layout.x, column, side)
+        cells.append(strip[..., left : left + horizontal.shape[1]] @ horizontal.T)
+    return np.stack(cells)

@@ -1,0 +1,139 @@
+"""Checkpoints: safetensors files with the configuration in their metadata, checked before anything is allocated.
+
+A file is called `<preset>-<8 hex digits>.safetensors`, the digits being the start of its SHA-256. A `.coa` file is bound to the
+*decoder's* SHA-256, so that a better encoder for the same decoder stays compatible.
+"""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from coanerv_codec.config import Config
+from coanerv_codec.errors import CheckpointError
+from coanerv_codec.model import CoANeRV
+
+SUFFIX = ".safetensors"
+VARIABLE = "COANERV_CHECKPOINT"
+_NAME = re.compile(r"-([0-9a-f]{8})$")
+_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded model (float32, evaluation mode) and its identity."""
+
+    name: str
+    model: CoANeRV
+    decoder_sha256: bytes
+
+
+def decoder_sha256(config: Config, tensors: dict[str, Tensor]) -> bytes:
+    """Hash what a decoder computes with: its shape parameters and its weights as stored, in the order of their names."""
+    digest = hashlib.sha256()
+    fields = (
+        *(config.frames, config.cell, config.grid, config.token_dim, config.frequencies),
+        *(config.decoder_heads, config.decoder_head_dim, config.temperature, config.mlp_depth, config.mlp_hidden),
+        *(config.retrieval, config.lal_threshold, config.gamma_skip),
+    )
+    digest.update(repr(fields).encode())
+    for name in sorted(n for n in tensors if n.startswith("decoder.")):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.digest()
+
+
+def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, str] | None = None) -> Path:
+    """Write the weights in half precision under a name that carries their hash; returns the path."""
+    tensors = {k: v.detach().half().cpu().contiguous() for k, v in model.state_dict().items()}
+    if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
+        raise CheckpointError(f"{bad[0]} has values that half precision cannot hold; the run has diverged")
+    data = save(tensors, {"config": model.config.to_json(), **(notes or {})})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{preset}-{hashlib.sha256(data).hexdigest()[:8]}{SUFFIX}"
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(data)
+    part.replace(path)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Load and verify a checkpoint: hash in the name, configuration, then every shape and dtype, then the data."""
+    try:
+        data_hash = hashlib.sha256(path.read_bytes()).hexdigest()
+        match = _NAME.search(path.stem)
+        if not match:
+            raise CheckpointError(
+                f"{path}: the name must end in the file's hash, as in {path.stem}-{data_hash[:8]}{SUFFIX}"
+            )
+        if not data_hash.startswith(match[1]):
+            raise CheckpointError(
+                f"{path} is damaged or renamed: its SHA-256 starts with {data_hash[:8]}, not {match[1]}"
+            )
+        config, tensors = _read(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read checkpoint {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a coanerv checkpoint: {error}") from error
+    model = CoANeRV(config)
+    model.load_state_dict({k: v.float() for k, v in tensors.items()})
+    return Checkpoint(path.stem, model.eval().requires_grad_(False), decoder_sha256(config, tensors))
+
+
+def _read(path: Path) -> tuple[Config, dict[str, Tensor]]:
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        if "config" not in metadata:
+            raise ValueError("no configuration in its metadata")
+        config = Config.from_json(metadata["config"])
+        with torch.device("meta"):  # shapes without memory, whatever the configuration says
+            expected = {k: tuple(v.shape) for k, v in CoANeRV(config).state_dict().items()}
+        names = set(file.keys())
+        if names != set(expected):
+            raise ValueError(f"unexpected or missing tensor {sorted(names ^ set(expected))[0]!r}")
+        for name, shape in expected.items():
+            found = file.get_slice(name)
+            if tuple(found.get_shape()) != shape or found.get_dtype() not in _DTYPES:
+                raise ValueError(f"{name} is {found.get_dtype()} {found.get_shape()}, not floating point {list(shape)}")
+        tensors = {name: file.get_tensor(name) for name in expected}
+    if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
+        raise ValueError(f"{bad[0]} holds values that are not finite")
+    return config, tensors
+
+
+def weights_folder() -> Path:
+    """Return the folder of shipped checkpoints: package data when installed, `weights/` beside the package in a checkout."""
+    beside = Path(__file__).resolve().parent.parent / "weights"
+    if (beside / "README.md").exists():
+        return beside
+    return Path(str(resources.files("coanerv_codec.weights")))
+
+
+def find_checkpoint(explicit: Path | None = None, wanted: str | None = None) -> Path:
+    """Return the checkpoint to use: the explicit path, $COANERV_CHECKPOINT, the one `wanted` by name, or the default."""
+    if explicit is not None:
+        return explicit
+    if os.environ.get(VARIABLE):
+        return Path(os.environ[VARIABLE])
+    folder = weights_folder()
+    shipped = sorted(folder.glob(f"*{SUFFIX}"))
+    if wanted is not None:
+        for path in shipped:
+            if path.stem == wanted:
+                return path
+        raise CheckpointError(
+            f"the file needs checkpoint {wanted!r}, which is not in {folder}; give it with --checkpoint PATH or ${VARIABLE}"
+        )
+    default = (folder / "default.txt").read_text().strip() if (folder / "default.txt").exists() else None
+    for path in shipped:
+        if default in (None, path.stem):
+            return path
+    raise CheckpointError(f"no checkpoint in {folder}; give one with --checkpoint PATH or ${VARIABLE}")

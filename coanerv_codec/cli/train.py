@@ -1,0 +1,189 @@
+"""`coanerv train`."""
+
+import logging
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from coanerv_codec.config import PRESETS
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), help="Folder of videos (and photos) to train on.")
+@click.option(
+    "--valid", type=click.Path(path_type=Path), help="Folder to validate on [default: 1 in 20 of --data by name]."
+)
+@click.option("--preset", default="base", type=click.Choice(list(PRESETS)), show_default=True)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field of the preset (repeatable)."
+)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@click.option("--resume", is_flag=True, help="Go on where the run in --out was stopped or killed.")
+@click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint (fine-tuning).")
+@click.option("--schedule", type=click.Choice(["ours", "paper"]), default="ours", show_default=True)
+@click.option(
+    "--recipe",
+    "recipe_options",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field of the recipe (repeatable).",
+)
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps in all.")
+@click.option(
+    "--lambda", "rate_lambda", type=click.FloatRange(0), help="Weight of the rate: larger means smaller files."
+)
+@click.option("--cache", type=click.Path(path_type=Path), help="Where decoded videos are kept [default: OUT/cache].")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Processes on this machine (one thread each).",
+)
+@click.option(
+    "--workers", type=click.IntRange(0), default=1, show_default=True, help="Processes per trainer that prepare cells."
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--export",
+    "export_folder",
+    type=click.Path(path_type=Path),
+    help="Only write the run's averaged weights to this folder.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Only draw the run's curves into this PNG.")
+def command(
+    data,
+    valid,
+    preset,
+    overrides,
+    out,
+    resume,
+    init,
+    schedule,
+    recipe_options,
+    steps,
+    rate_lambda,
+    cache,
+    processes,
+    workers,
+    device,
+    export_folder,
+    plot,
+):
+    """Train a checkpoint on a folder of videos.
+
+    \b
+    Examples:
+      coanerv train --data videos/ --out run/ --processes 2
+      coanerv train --data videos/ --out run/ --processes 2 --resume
+      coanerv train --out run/ --export weights/
+    """
+    if export_folder or plot:
+        _after(out, preset, export_folder, plot)
+        return
+    if data is None:
+        raise click.UsageError("--data DIR is needed: a folder of videos to train on")
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        _respawn(processes)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+    import torch
+
+    from coanerv_codec import corpus
+    from coanerv_codec import train as training
+    from coanerv_codec.checkpoint import load_checkpoint
+    from coanerv_codec.device import pick_device
+
+    if "WORLD_SIZE" in os.environ:
+        torch.set_num_threads(1)
+    start = load_checkpoint(init).model if init else None
+    config = start.config if start else _change(PRESETS[preset], overrides)
+    recipe = _change(training.PAPER if schedule == "paper" else training.Recipe(), recipe_options)
+    recipe = replace(recipe, steps=steps or recipe.steps)
+    if rate_lambda is not None:
+        recipe = replace(recipe, rate_lambda=rate_lambda)
+    files = corpus.list_media(data)
+    held = corpus.list_media(valid) if valid else [f for f in files if corpus.held_out(f.name)]
+    used = files if valid else [f for f in files if not corpus.held_out(f.name)]
+    sets = [
+        corpus.build_cache(part, cache or out / "cache", config.frames, config.cell) for part in (used, held) if part
+    ]
+    main = int(os.environ.get("RANK", "0")) == 0
+    if main:
+        click.echo(
+            f"{len(sets[0].items)} files to train on, {sets[0].excluded} left out as too short or too small", err=True
+        )
+    stop = _stop_on_signal()
+    step = training.train(
+        sets[0],
+        sets[1] if len(sets) > 1 else None,
+        config,
+        recipe,
+        out,
+        resume=resume,
+        init=start,
+        device=pick_device(device),
+        workers=workers,
+        report=_show if main else lambda record: None,
+        stop=stop,
+    )
+    if main:
+        click.echo(f"step {step} of {recipe.steps}; state in {out}, weights with --export", err=True)
+
+
+def _after(out: Path, preset: str, export_folder: Path | None, plot: Path | None) -> None:
+    if export_folder:
+        from coanerv_codec.train import export
+
+        click.echo(export(out, export_folder, preset))
+    if plot:
+        from coanerv_codec.curves import plot_run
+
+        plot_run(out / "log.jsonl", plot)
+        click.echo(plot)
+
+
+def _respawn(processes: int) -> None:
+    """Start this same command once per process under torchrun."""
+    arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "coanerv_codec", *sys.argv[1:]]
+    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])
+
+
+def _change(base, options: tuple[str, ...]):
+    """Apply FIELD=VALUE options to a dataclass, each value read as the type of the field."""
+    changes = {}
+    for option in options:
+        name, _, text = option.partition("=")
+        if not hasattr(base, name):
+            raise click.UsageError(f"no field {name!r}; there are {', '.join(vars(base))}")
+        kind = type(getattr(base, name))
+        try:
+            if kind is tuple:
+                changes[name] = tuple(int(v) for v in text.split(","))
+            elif kind is bool:
+                changes[name] = {"true": True, "false": False}[text.lower()]
+            else:
+                changes[name] = kind(text)
+        except (ValueError, KeyError) as error:
+            raise click.UsageError(f"{name} needs a {kind.__name__}, not {text!r}") from error
+    try:
+        return replace(base, **changes)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _stop_on_signal():
+    """Return a function that tells whether Ctrl-C or SIGTERM came; the run then saves its state and ends."""
+    came = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: came.append(True))
+    return lambda: bool(came)
+
+
+def _show(record: dict[str, float]) -> None:
+    parts = [f"{key} {value:.4g}" for key, value in record.items() if key != "step"]
+    click.echo(f"step {record['step']:>6}  " + "  ".join(parts), err=True)

@@ -1,0 +1,127 @@
+"""The model's shape in one dataclass, and the named presets.
+
+A checkpoint carries its `Config` as JSON, so a field added later needs a default that means "as before".
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+
+RETRIEVALS = ("temperature", "lal")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that fixes the shapes of the encoder and of the shared decoder (names as in the paper)."""
+
+    frames: int = 8  # F, frames per clip
+    cell: int = 128  # S, side of a cell in pixels (H = W = S)
+    grid: tuple[int, int, int] = (8, 6, 2)  # token anchors along x, y, t; N is their product
+    token_dim: int = 72  # d, values stored per token
+    # Encoder: tokenizer and token former.
+    patch: int = 16  # P
+    width: int = 256  # D
+    depth: int = 4  # L
+    heads: int = 4
+    head_dim: int = 64
+    feed_forward: int = 1024
+    # Shared coordinate decoder.
+    frequencies: int = 12  # k per axis, shared out 4:1 between space and time
+    decoder_heads: int = 6
+    decoder_head_dim: int = 64
+    temperature: float = 0.4  # tau
+    mlp_depth: int = 2  # linear layers
+    mlp_hidden: int = 72
+    retrieval: str = "temperature"  # or "lal" (ANR-V)
+    lal_threshold: float = 0.001  # m, only for "lal"
+    gamma_skip: bool = False  # feed the coordinate's encoding to the MLP as well (not in the paper)
+
+    def __post_init__(self) -> None:
+        counts = [f.name for f in dataclasses.fields(self) if f.type is int]
+        for name in counts:
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= 65536:
+                raise ValueError(f"{name} must be a whole number from 1 to 65536, not {value!r}")
+        if len(self.grid) != 3 or any(type(n) is not int or not 1 <= n <= 1024 for n in self.grid):
+            raise ValueError(f"grid must be three whole numbers from 1 to 1024, not {self.grid!r}")
+        if self.cell % self.patch:
+            raise ValueError(f"the cell side {self.cell} is no multiple of the patch side {self.patch}")
+        if self.frequencies % 3:
+            raise ValueError(f"frequencies must be a multiple of 3, not {self.frequencies}")
+        if self.gamma_dim != self.token_dim:
+            raise ValueError(f"6 x frequencies ({self.gamma_dim}) must equal token_dim ({self.token_dim})")
+        if self.mlp_depth < 2:
+            raise ValueError("mlp_depth counts the linear layers and is at least 2")
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature must be positive, not {self.temperature!r}")
+        if self.retrieval not in RETRIEVALS:
+            raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
+        if not 0 <= self.lal_threshold < 1:
+            raise ValueError(f"lal_threshold must be in [0, 1), not {self.lal_threshold!r}")
+
+    @property
+    def tokens(self) -> int:
+        """N, tokens per cell and clip."""
+        return math.prod(self.grid)
+
+    @property
+    def patches(self) -> int:
+        """N_p, patch tokens per cell and clip."""
+        return self.frames * (self.cell // self.patch) ** 2
+
+    @property
+    def spatial_frequencies(self) -> int:
+        """k_s = 4k/3."""
+        return 4 * self.frequencies // 3
+
+    @property
+    def temporal_frequencies(self) -> int:
+        """k_t = 3k - 2 k_s."""
+        return 3 * self.frequencies - 2 * self.spatial_frequencies
+
+    @property
+    def gamma_dim(self) -> int:
+        """Features of one encoded coordinate."""
+        return 6 * self.frequencies
+
+    def to_json(self) -> str:
+        """Return the configuration as a JSON object, fields in order."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "Config":
+        """Parse what `to_json` wrote; ValueError says what is wrong with anything else."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("the configuration is not a JSON object")
+        known = {f.name: f.type for f in dataclasses.fields(Config)}
+        if unknown := sorted(set(data) - set(known)):
+            raise ValueError(f"unknown configuration field {unknown[0]!r} (made by a newer version?)")
+        if isinstance(data.get("grid"), list):
+            data["grid"] = tuple(data["grid"])
+        for name, value in data.items():
+            kind = known[name]
+            if kind in (bool, str) and type(value) is not kind:
+                raise ValueError(f"{name} must be of type {kind.__name__}")
+            if kind is float and type(value) not in (int, float):
+                raise ValueError(f"{name} must be a number")
+        return Config(**data)
+
+
+def _paper(grid: tuple[int, int, int], frames: int) -> Config:
+    return Config(frames=frames, cell=256, grid=grid, width=768, depth=6, heads=6, head_dim=64, feed_forward=3072)
+
+
+# The paper's S/M/L differ in N (384/512/768) and each is run with F = 4, 8 and 16.
+_PAPER_GRIDS = {"paper-s": (16, 12, 2), "paper-m": (16, 16, 2), "paper-l": (16, 12, 4)}
+
+PRESETS: dict[str, Config] = {
+    "base": Config(),
+    # As small as still runs every line: for tests and for trying the trainer out.
+    "tiny": Config(cell=32, grid=(2, 2, 1), width=64, depth=1, heads=2, head_dim=32, feed_forward=64, decoder_heads=2),
+}
+for _name, _grid in _PAPER_GRIDS.items():
+    PRESETS[_name] = _paper(_grid, 8)
+    for _frames in (4, 8, 16):
+        PRESETS[f"{_name}-f{_frames}"] = _paper(_grid, _frames)

@@ -1,0 +1,303 @@
+"""Training material: a folder of videos and photos, decoded once into a memory-mapped cache, and cells cut from it.
+
+Cell number i of a run is a pure function of (seed, i): which clip, which crop, which pixels are asked, which noise. A resumed
+run therefore needs no sampler state, and any number of processes together see the same cells as one.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
+
+from coanerv_codec.config import Config
+from coanerv_codec.errors import InputError
+from coanerv_codec.video import Frame, open_video
+
+log = logging.getLogger(__name__)
+
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".ts", ".y4m", ".mpg"}
+PHOTO_SUFFIXES = {".jpg", ".jpeg", ".png"}
+MAX_FRAMES = 256  # cached per video: enough variety from one scene, and a film does not fill the disk
+PHOTO_SHARE = 0.1  # of the cells, where there are both
+NATIVE_SHARE = 0.75  # of the crops taken at native resolution, as most video is coded
+VALID_SHARE = 0.05  # held out by file name where no folder for validation is given
+STRATUM = 8  # one pixel is asked in each STRATUM x STRATUM block of each frame, per draw
+
+
+@dataclass(frozen=True)
+class Item:
+    """One cached file: planes Y [T,H,W], then U and V [T,ceil(H/2),ceil(W/2)], uint8, at `offset` of the cache."""
+
+    name: str
+    offset: int
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def chroma(self) -> tuple[int, int, int]:
+        """Shape of each chroma plane."""
+        return self.frames, -(-self.height // 2), -(-self.width // 2)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The cached items, and how many files were left out as too short or too small."""
+
+    path: Path
+    items: tuple[Item, ...]
+    excluded: int
+
+    def planes(self, item: Item) -> tuple[np.ndarray, np.ndarray]:
+        """Return memory-mapped luma [T,H,W] and chroma [2,T,h,w] of an item."""
+        luma = (item.frames, item.height, item.width)
+        y = np.memmap(self.path, np.uint8, "r", item.offset, luma)
+        uv = np.memmap(self.path, np.uint8, "r", item.offset + int(np.prod(luma)), (2, *item.chroma))
+        return y, uv
+
+
+def held_out(name: str) -> bool:
+    """Tell whether a file belongs to the validation part of its folder: by its name alone, so that it never moves."""
+    return zlib.crc32(name.encode()) % 1000 < VALID_SHARE * 1000
+
+
+def list_media(folder: Path) -> list[Path]:
+    """Return all videos and photos below a folder, sorted by name."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; --data needs a folder of videos")
+    found = [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in VIDEO_SUFFIXES | PHOTO_SUFFIXES]
+    if not found:
+        raise InputError(f"no videos or photos below {folder}")
+    return found
+
+
+def build_cache(files: list[Path], cache: Path, min_frames: int, min_side: int) -> Corpus:
+    """Decode files into `cache` (once: the name depends on the files), leaving out what is too short or too small."""
+    identity = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in files] + [min_frames, min_side]
+    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+    index_path, data_path = cache / f"{key}.json", cache / f"{key}.yuv"
+    if not index_path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        part = cache / f"{key}.{os.getpid()}.part"
+        with part.open("wb") as out:
+            items, excluded = _decode_all(files, out, min_frames, min_side)
+        part.replace(data_path)
+        part.write_text(json.dumps({"excluded": excluded, "items": [vars(i) for i in items]}))
+        part.replace(index_path)
+    index = json.loads(index_path.read_text())
+    return Corpus(data_path, tuple(Item(**i) for i in index["items"]), index["excluded"])
+
+
+def _decode_all(files: list[Path], out, min_frames: int, min_side: int) -> tuple[list[Item], int]:
+    items, excluded, offset = [], 0, 0
+    for number, path in enumerate(files):
+        if number % 100 == 0:
+            log.info("decoding %d of %d files", number, len(files))
+        frames = _read_frames(path)
+        photo = path.suffix.lower() in PHOTO_SUFFIXES
+        if len(frames) < (1 if photo else min_frames) or min(frames[0].shape[1:]) < min_side:
+            excluded += 1
+            continue
+        video = np.stack(frames)  # [T,3,H,W]
+        _, _, h, w = video.shape
+        item = Item(path.name, offset, len(video), h, w)
+        out.write(video[:, 0].tobytes())
+        out.write(_halve(video[:, 1:]).transpose(1, 0, 2, 3).tobytes())
+        offset += len(video) * h * w + 2 * int(np.prod(item.chroma))
+        items.append(item)
+    return items, excluded
+
+
+def _read_frames(path: Path) -> list[np.ndarray]:
+    """Up to MAX_FRAMES frames [3,H,W] uint8; a file that cannot be read counts as empty, with a warning."""
+    frames: list[np.ndarray] = []
+    try:
+        with open_video(str(path), audio=False) as video:
+            for frame in video:
+                if isinstance(frame, Frame):
+                    frames.append(frame.yuv)
+                if len(frames) == MAX_FRAMES:
+                    break
+    except InputError as error:
+        log.warning("left out: %s", error)
+        return []
+    return frames
+
+
+def _halve(x: np.ndarray) -> np.ndarray:
+    """Average 2x2 blocks of [...,H,W] uint8, an odd last row or column repeated."""
+    x = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, x.shape[-2] % 2), (0, x.shape[-1] % 2)], mode="edge").astype(np.uint16)
+    return ((x[..., ::2, ::2] + x[..., 1::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, 1::2] + 2) // 4).astype(np.uint8)
+
+
+# --- cells --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    """What one training step sees: B cells, the pixels asked of each, and the noise its tokens get."""
+
+    clips: Tensor  # [B,F,3,S,S] uint8
+    pixels: Tensor  # [B,Q] index into F*S*S
+    noise: Tensor  # [B,N,d] in [-1/2,1/2]
+    bits: Tensor  # [B] of the quantizer that the noise stands for
+
+    def to(self, device: torch.device) -> "Batch":
+        """Move everything to a device."""
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.clips, self.pixels, self.noise, self.bits)))
+
+
+def _resize(planes: np.ndarray, side: int) -> Tensor:
+    """Resize [n,h,w] uint8 to [n,side,side] float, with a filter against aliasing where it shrinks."""
+    x = torch.from_numpy(np.ascontiguousarray(planes)).float()[:, None]
+    if x.shape[-2:] != (side, side):
+        x = functional.interpolate(x, (side, side), mode="bilinear", antialias=True, align_corners=False)
+    return x[:, 0]
+
+
+def _crop(y: np.ndarray, uv: np.ndarray, top: int, left: int, side: int, out: int) -> Tensor:
+    """Cut a square from frames y [n,H,W], uv [2,n,h,w] -> [n,3,out,out] float. Even numbers keep chroma aligned."""
+    luma = _resize(y[:, top : top + side, left : left + side], out)
+    half = uv[:, :, top // 2 : (top + side) // 2, left // 2 : (left + side) // 2]
+    chroma = [_resize(plane, out) for plane in half]
+    return torch.stack([luma, *chroma], dim=1)
+
+
+def _even(value: float) -> int:
+    return 2 * int(value / 2)
+
+
+def _square(item: Item, rng: np.random.Generator, cell: int) -> tuple[int, int, int]:
+    """Choose top, left, side: most at native resolution, the others up to the whole scene made small."""
+    short = min(item.height, item.width)
+    side = _even(min(short, cell if rng.random() < NATIVE_SHARE else cell * (short / cell) ** rng.random()))
+    return _even(rng.integers(item.height - side + 1)), _even(rng.integers(item.width - side + 1)), side
+
+
+def cut_clip(corpus: Corpus, item: Item, rng: np.random.Generator, config: Config) -> Tensor:
+    """One training cell [F,3,S,S] uint8 from a video: random window, speed, direction, crop and flip."""
+    y, uv = corpus.planes(item)
+    span = config.frames
+    stride = 2 if rng.random() < 0.15 and item.frames >= 2 * span else 1
+    start = int(rng.integers(item.frames - stride * (span - 1)))
+    window = slice(start, start + stride * (span - 1) + 1, stride)
+    clip = _crop(y[window], uv[:, window], *_square(item, rng, config.cell), config.cell)
+    if rng.random() < 0.5:
+        clip = clip.flip(0)
+    return _to_uint8(clip, rng)
+
+
+def pan_photo(corpus: Corpus, item: Item, rng: np.random.Generator, config: Config) -> Tensor:
+    """One training cell [F,3,S,S] uint8 from a photo: the crop glides and zooms."""
+    y, uv = corpus.planes(item)
+    top, left, side = _square(item, rng, config.cell)
+    whole = _crop(y, uv, top, left, side, max(side, config.cell))
+    zoom = 1 - 0.3 * rng.random(2)  # side of the view at the start and at the end, as a share of the crop
+    centre = rng.uniform(-1, 1, (2, 2)) * (1 - zoom)[:, None]
+    theta = torch.zeros(config.frames, 2, 3)
+    for f, u in enumerate(np.linspace(0, 1, config.frames)):
+        z, c = zoom[0] + u * (zoom[1] - zoom[0]), centre[0] + u * (centre[1] - centre[0])
+        theta[f] = torch.tensor([[z, 0, c[0]], [0, z, c[1]]])
+    grid = functional.affine_grid(theta, [config.frames, 3, config.cell, config.cell], align_corners=False)
+    clip = functional.grid_sample(
+        whole.expand(config.frames, -1, -1, -1), grid, mode="bilinear", padding_mode="border", align_corners=False
+    )
+    return _to_uint8(clip, rng)
+
+
+def _to_uint8(clip: Tensor, rng: np.random.Generator) -> Tensor:
+    if rng.random() < 0.5:
+        clip = clip.flip(-1)
+    return clip.round().clamp(0, 255).to(torch.uint8)
+
+
+def _ask(rng: np.random.Generator, frames: int, side: int, draws: int) -> np.ndarray:
+    """Choose pixels [Q]: `draws` random ones in each block of each frame (stratified: unbiased, less noise)."""
+    blocks = side // STRATUM
+    f, by, bx = np.meshgrid(np.arange(frames), np.arange(blocks), np.arange(blocks), indexing="ij")
+    dy, dx = rng.integers(STRATUM, size=(2, draws, *f.shape))
+    return ((f * side + by * STRATUM + dy) * side + bx * STRATUM + dx).reshape(-1)
+
+
+class Cells(IterableDataset):
+    """Batches of one process, step after step from `first_step`; rank r of n takes its slice of each step's cells."""
+
+    def __init__(self, corpus: Corpus, config: Config, seed: int, batch: int, bits: tuple[int, ...], draws: int):
+        super().__init__()
+        self.corpus, self.config, self.seed, self.batch, self.bits, self.draws = (
+            corpus,
+            config,
+            seed,
+            batch,
+            bits,
+            draws,
+        )
+        self.videos = [i for i in corpus.items if i.frames >= config.frames]
+        self.photos = [i for i in corpus.items if i.frames < config.frames]
+        self.first_step, self.rank, self.world = 0, 0, 1
+
+    def cell(self, number: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Return cell `number` of the run: clip, pixels, noise, bits."""
+        rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+        photo = self.photos and (not self.videos or rng.random() < PHOTO_SHARE)
+        source, cut = (self.photos, pan_photo) if photo else (self.videos, cut_clip)
+        clip = cut(self.corpus, source[rng.integers(len(source))], rng, self.config)
+        pixels = torch.from_numpy(_ask(rng, self.config.frames, self.config.cell, self.draws))
+        noise = rng.random((self.config.tokens, self.config.token_dim), np.float32) - 0.5
+        return clip, pixels, torch.from_numpy(noise), int(rng.choice(self.bits))
+
+    def step(self, step: int) -> Batch:
+        """Return this rank's part of a step."""
+        share = self.batch // self.world
+        first = step * self.batch + self.rank * share
+        clips, pixels, noise, bits = zip(*(self.cell(n) for n in range(first, first + share)), strict=True)
+        return Batch(torch.stack(clips), torch.stack(pixels), torch.stack(noise), torch.tensor(bits))
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker = torch.utils.data.get_worker_info()
+        start, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        torch.set_num_threads(1)
+        step = self.first_step + start
+        while True:
+            yield self.step(step)
+            step += stride
+
+
+def load_steps(cells: Cells, first_step: int, rank: int, world: int, workers: int) -> Iterator[Batch]:
+    """Iterate over a rank's batches from `first_step` on, made ahead of time in worker processes."""
+    cells.first_step, cells.rank, cells.world = first_step, rank, world
+    return iter(DataLoader(cells, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None))
+
+
+def centre_cells(corpus: Corpus, config: Config, side: int = 256) -> tuple[Tensor, list[int]]:
+    """Cut the validation cells: first F frames, centre side x side (shrunk to fit), split into whole cells.
+
+    Returns clips [n,F,3,S,S] uint8 and for each the number of its video.
+    """
+    clips, owners = [], []
+    per_axis = max(1, side // config.cell)
+    for number, item in enumerate(corpus.items):
+        if item.frames < config.frames:
+            continue
+        y, uv = corpus.planes(item)
+        window = slice(0, config.frames)
+        square = _even(min(item.height, item.width, per_axis * config.cell))
+        top, left = _even((item.height - square) / 2), _even((item.width - square) / 2)
+        clip = _crop(y[window], uv[:, window], top, left, square, per_axis * config.cell)
+        clip = clip.round().clamp(0, 255).to(torch.uint8)
+        for j in range(per_axis):
+            for i in range(per_axis):
+                s = config.cell
+                clips.append(clip[:, :, j * s : (j + 1) * s, i * s : (i + 1) * s])
+                owners.append(number)
+    return torch.stack(clips), owners

@@ -1,0 +1,335 @@
+"""Decoding: a `.coa` file -> symbols -> tokens -> coordinate queries cell by cell -> blended frames.
+
+What is asked is a `View`: positions along x and y, and moments in time. A whole picture, a crop, another size or frame rate
+are views alike, and cost in proportion to their pixels.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain
+from math import ceil, floor
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coanerv_codec.bank import decode_bank
+from coanerv_codec.cells import Axis, Layout, fixed_layout
+from coanerv_codec.checkpoint import Checkpoint
+from coanerv_codec.color import ColorTags
+from coanerv_codec.container import Reader
+from coanerv_codec.engine import decode_grid
+from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
+from coanerv_codec.model import Decoder
+from coanerv_codec.quantizer import dequantize
+from coanerv_codec.records import ClipRecord, Header, Metadata, Packet, StreamInfo
+from coanerv_codec.video import Frame, VideoInfo
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How pixels are computed; none of it changes the picture by more than one code value."""
+
+    engine: str = "separable"
+    tile: int = 64
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Where the picture is asked: positions in source pixels, x [W'] and y [H'], increasing, any real numbers."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def make_view(
+    width: int, height: int, size: tuple[int, int] | None = None, crop: tuple[int, int, int, int] | None = None
+) -> View:
+    """Return the view of a crop (left, top, width, height) of a picture, at a size (width, height)."""
+    left, top, crop_width, crop_height = crop or (0, 0, width, height)
+    inside = left >= 0 and top >= 0 and left + crop_width <= width and top + crop_height <= height
+    if not inside or crop_width < 1 or crop_height < 1:
+        raise CoanervError(
+            f"the crop {left},{top},{crop_width},{crop_height} is not inside the {width}x{height} picture"
+        )
+    out_width, out_height = size or (crop_width, crop_height)
+    return View(_positions(left, crop_width, out_width), _positions(top, crop_height, out_height))
+
+
+def _positions(first: int, length: int, count: int) -> np.ndarray:
+    """Centres of `count` equal parts of the pixels first .. first + length - 1 (the pixels themselves at native size)."""
+    return first + (np.arange(count) + 0.5) * length / count - 0.5
+
+
+def layout_of(header: Header) -> Layout:
+    """Return the cells of a file's pictures."""
+    try:
+        return fixed_layout(header.width, header.height, header.columns, header.rows, header.overlap)
+    except ValueError as error:
+        raise FormatError(f"the header's cells do not fit its picture: {error}") from error
+
+
+def check_checkpoint(header: Header, checkpoint: Checkpoint) -> None:
+    """Refuse a decoder other than the one the file was made for: the picture would be noise."""
+    config = checkpoint.model.config
+    if header.checkpoint_sha256 != checkpoint.decoder_sha256:
+        raise CheckpointError(
+            f"the file needs checkpoint {header.checkpoint!r} (decoder {header.checkpoint_sha256.hex()[:16]}), but "
+            f"{checkpoint.name!r} has decoder {checkpoint.decoder_sha256.hex()[:16]}; give the right one with --checkpoint"
+        )
+    named = (header.frames_per_clip, header.tokens, header.token_dim, header.cell_size)
+    if named != (config.frames, config.tokens, config.token_dim, config.cell):
+        raise FormatError("the header's token geometry is not that of the checkpoint it names; the file is damaged")
+
+
+def clip_tokens(clip: ClipRecord, header: Header) -> np.ndarray:
+    """Return a clip's tokens [cells,N,d] float32: the same on every machine."""
+    symbols, _, z, s = decode_bank(clip.bank, header.bank_shape)
+    return dequantize(symbols, z, s)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The part of a view that one cell takes part in: indices first .. first + len - 1 along an axis."""
+
+    first: int
+    coordinates: np.ndarray
+    weights: np.ndarray
+
+
+def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
+    """Return each cell's share of the positions along an axis (empty where the view does not touch it)."""
+    shares = []
+    for i in range(axis.count):
+        weights = axis.weights(i, positions)
+        touched = np.flatnonzero(weights)
+        first, last = (touched[0], touched[-1] + 1) if len(touched) else (0, 0)
+        shares.append(Share(int(first), axis.coordinates(i, positions[first:last]), weights[first:last]))
+    return shares
+
+
+def decode_clip(
+    decoder: Decoder,
+    tokens: np.ndarray,
+    layout: Layout,
+    view: View,
+    t: np.ndarray,
+    options: EngineOptions = EngineOptions(),
+) -> np.ndarray:
+    """Tokens [cells,N,d] of a clip, moments t [T] in [0,1) -> frames [T,3,H',W'] uint8.
+
+    Works through rows of cells; besides the frames only one such row is in memory as floating point.
+    """
+    device = decoder.base.device
+    frames = np.empty((len(t), 3, len(view.y), len(view.x)), np.uint8)
+    moments = torch.from_numpy(np.asarray(t, np.float32)).to(device)
+    columns = _shares(layout.x, view.x)
+    rows = _shares(layout.y, view.y)
+    carried = torch.zeros(len(t), 3, 0, len(view.x), device=device)  # rows that the next row of cells fades into
+    done = 0  # rows of the view that are finished
+    for number, row in enumerate(rows):
+        if not len(row.weights):
+            continue
+        strip = torch.zeros(len(t), 3, len(row.weights), len(view.x), device=device)
+        strip[:, :, : carried.shape[2]] = carried
+        for column, share in enumerate(columns):
+            if len(share.weights):
+                cell = torch.from_numpy(tokens[number * layout.x.count + column]).to(device)
+                _add_cell(strip, decoder, cell, share, row, moments, options)
+        end = next((r.first for r in rows[number + 1 :] if len(r.weights)), len(view.y))
+        frames[:, :, done:end] = _to_uint8(strip[:, :, : end - done])
+        carried, done = strip[:, :, end - done :], end
+    return frames
+
+
+def _add_cell(
+    strip: Tensor, decoder: Decoder, tokens: Tensor, x: Share, y: Share, t: Tensor, options: EngineOptions
+) -> None:
+    """Decode one cell and add it to strip [T,3,h,W'], weighted by its cross-fades."""
+    coordinates = [torch.from_numpy(s.coordinates).to(strip.device)[None] for s in (x, y)]
+    pixels = decode_grid(
+        decoder, tokens[None], *coordinates, t, engine=options.engine, tile=options.tile, precision=options.precision
+    )
+    pixels = pixels[0].permute(0, 3, 1, 2)  # [T,3,h,w]
+    weights = torch.from_numpy(y.weights[:, None] * x.weights).to(strip.device)
+    strip[..., x.first : x.first + len(x.weights)].addcmul_(pixels, weights)
+
+
+def _to_uint8(pixels: Tensor) -> np.ndarray:
+    return (pixels * 255 + 0.5).clamp_(0, 255).to(torch.uint8).cpu().numpy()
+
+
+@torch.inference_mode()
+def query_points(
+    decoder: Decoder, tokens: np.ndarray, layout: Layout, x: np.ndarray, y: np.ndarray, t: np.ndarray
+) -> np.ndarray:
+    """Evaluate single points of a clip: x, y in source pixels and t in [0,1), each [Q] -> YUV [Q,3] float32."""
+    device = decoder.base.device
+    out = np.zeros((len(x), 3), np.float32)
+    for row in range(layout.y.count):
+        down = layout.y.weights(row, y)
+        for column in range(layout.x.count):
+            weights = down * layout.x.weights(column, x)
+            here = np.flatnonzero(weights)
+            if len(here):
+                q = [
+                    layout.x.coordinates(column, x[here]),
+                    layout.y.coordinates(row, y[here]),
+                    t[here].astype(np.float32),
+                ]
+                cell = torch.from_numpy(tokens[row * layout.x.count + column]).to(device)
+                pixels = decoder(cell[None], torch.from_numpy(np.stack(q, axis=-1)).to(device))[0].cpu().numpy()
+                out[here] += weights[here, None] * pixels
+    return out
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Which moments are asked: seconds from the first frame, and a frame rate (None: the source's own frames)."""
+
+    start: Fraction = Fraction(0)
+    duration: Fraction | None = None
+    rate: Fraction | None = None
+
+    def window(self, header: Header, origin: int) -> tuple[Fraction, Fraction | None]:
+        """Return begin and end (None: open) in source ticks; `origin` is the pts of the video's first frame."""
+        begin = origin + self.start / header.time_base
+        return begin, None if self.duration is None else begin + self.duration / header.time_base
+
+    def time_base(self, header: Header) -> Fraction:
+        """Return the seconds per tick of the output's timestamps."""
+        return 1 / self.rate if self.rate else header.time_base
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An output frame: shown from `pts` for `duration` ticks of the output, asked at coordinate t of its clip."""
+
+    pts: int
+    duration: int
+    t: float
+
+
+def clip_moments(clip: ClipRecord, end: int, header: Header, timing: Timing, origin: int) -> list[Moment]:
+    """Return the output frames that fall into a clip whose last frame is shown until `end`, in order.
+
+    With a rate, a time between two frames asks the decoder between them; a clip's last frame stands until the next clip.
+    """
+    begin, stop = timing.window(header, origin)
+    shift = begin - origin  # what starts later than the source is moved to where the source began
+    ends = [*clip.pts[1:], end]
+    if timing.rate is None:
+        return [
+            Moment(pts - floor(shift), until - pts, i / header.frames_per_clip)
+            for i, (pts, until) in enumerate(zip(clip.pts, ends, strict=True))
+            if until > begin and (stop is None or pts < stop)
+        ]
+    tick = 1 / (timing.rate * header.time_base)  # source ticks per output frame
+    first = max(0, ceil((clip.pts[0] - begin) / tick))
+    last = ceil((min(end, stop if stop is not None else end) - begin) / tick)
+    offset = round(origin / tick)
+    moments = []
+    for number in range(first, last):
+        at = begin + number * tick
+        i = bisect_right(clip.pts, at) - 1
+        between = (at - clip.pts[i]) / (ends[i] - clip.pts[i]) if i + 1 < len(clip.pts) else 0
+        moments.append(Moment(offset + number, 1, float((i + between) / header.frames_per_clip)))
+    return moments
+
+
+def decode_items(
+    items: Iterable[ClipRecord | list[Packet]],
+    header: Header,
+    checkpoint: Checkpoint,
+    view: View,
+    timing: Timing = Timing(),
+    options: EngineOptions = EngineOptions(),
+    streams: Mapping[int, StreamInfo] = MappingProxyType({}),
+) -> Iterator[Frame | Packet]:
+    """Decode clips into frames [3,H',W'] uint8, passing on the packets of `streams` between them, all in file order."""
+    check_checkpoint(header, checkpoint)
+    layout = layout_of(header)
+    origin: int | None = None
+    held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
+
+    def frames(clip: ClipRecord, end: int) -> Iterator[Frame]:
+        moments = clip_moments(clip, end, header, timing, origin)
+        if moments:
+            t = np.array([m.t for m in moments], np.float32)
+            pictures = decode_clip(checkpoint.model.decoder, clip_tokens(clip, header), layout, view, t, options)
+            yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(moments, pictures, strict=True))
+
+    for item in items:
+        if isinstance(item, ClipRecord):
+            origin = item.pts[0] if origin is None else origin
+            if held is not None:
+                yield from frames(held, item.pts[0])
+            held = item
+        elif isinstance(item, list):
+            kept = [p for p in item if p.stream in streams]
+            yield from _packets_in_time(kept, streams, header, timing, origin or 0)
+    if held is not None:
+        yield from frames(held, held.pts[-1] + held.last_duration)
+
+
+def _packets_in_time(
+    packets: Iterable[Packet], streams: Mapping[int, StreamInfo], header: Header, timing: Timing, origin: int
+) -> Iterator[Packet]:
+    """Leave out packets outside of the window and move the others with the frames; untouched without a window."""
+    if not timing.start and timing.duration is None:
+        yield from packets
+        return
+    begin, stop = timing.window(header, origin)
+    for packet in packets:
+        tick = streams[packet.stream].time_base / header.time_base  # in the video's ticks
+        if packet.pts is None or (packet.pts + packet.duration) * tick <= begin:
+            continue
+        if stop is None or packet.pts * tick < stop:
+            shift = round((begin - origin) / tick)
+            dts = None if packet.dts is None else packet.dts - shift
+            yield replace(packet, pts=packet.pts - shift, dts=dts)
+
+
+def read_preamble(
+    reader: Reader,
+) -> tuple[dict[int, StreamInfo], dict[str, str], Iterator[ClipRecord | list[Packet]]]:
+    """Read what comes before the first clip: the streams, the metadata, and an iterator over the rest."""
+    metadata: dict[str, str] = {}
+    items = iter(reader)
+    for item in items:
+        if isinstance(item, Metadata):
+            metadata |= dict(item.pairs)
+        elif not isinstance(item, StreamInfo):
+            return dict(reader.streams), metadata, chain([item], items)
+    raise FormatError("the file holds no clip")
+
+
+def describe_output(
+    header: Header, streams: Iterable[StreamInfo], metadata: dict[str, str], view: View, timing: Timing
+) -> VideoInfo:
+    """Return the description of the decoded video: the source's, at the size and rate asked."""
+    native = len(view.x) == header.width and len(view.y) == header.height
+    return VideoInfo(
+        width=len(view.x),
+        height=len(view.y),
+        time_base=timing.time_base(header),
+        frame_duration=1 if timing.rate else header.frame_duration,
+        rate=timing.rate or header.frame_rate or None,
+        sample_aspect_ratio=header.sample_aspect_ratio or None,
+        rotation=header.rotation,
+        flip=header.flip,
+        chroma=header.chroma if native else "420",
+        bit_depth=header.bit_depth,
+        alpha=header.alpha,
+        scan=header.scan,
+        color=ColorTags(header.color_range, header.matrix, header.primaries, header.transfer, header.chroma_location),
+        metadata=metadata,
+        streams=tuple(streams),
+    )

@@ -1,0 +1,30 @@
+"""Where to compute and in which precision: the one place that asks what the machine can do."""
+
+import torch
+
+from coanerv_codec.errors import CoanervError
+
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device for auto|cpu|cuda; asking for CUDA where there is none is an error, not a slow surprise."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise CoanervError("--device cuda: no CUDA device is available here; use --device cpu or auto")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Tell whether bf16 matrix products have their own instructions; without them they are far slower than fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # AVX-512 BF16 or AMX, as oneDNN sees it. Both queries are underscored in torch but the only ones there are.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """Return fp32 or bf16 for auto|fp32|bf16: bf16 only where asked for, as its error is larger than fp32's."""
+    return "fp32" if name == "auto" else name

@@ -1,0 +1,169 @@
+"""Encoding: video -> clips of F frames -> cells -> tokens -> symbols -> a `.coa` stream, one clip in memory at a time."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from coanerv_codec.bank import encode_bank
+from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, fixed_layout, plan_layout
+from coanerv_codec.checkpoint import Checkpoint
+from coanerv_codec.config import Config
+from coanerv_codec.container import Writer
+from coanerv_codec.errors import InputError
+from coanerv_codec.model import Encoder
+from coanerv_codec.quantizer import quantize
+from coanerv_codec.records import Header, Metadata
+from coanerv_codec.video import Frame, Packet, VideoInfo
+
+# Cells go through the encoder in batches of one fixed size, so that the same video gives the same bytes however it is cut.
+CELL_BATCH = 4
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """How to encode. `cells` fixes columns x rows ((1, 1) is `--fit`); None covers the picture with native cells."""
+
+    bits: int = 6
+    cells: tuple[int, int] | None = None
+    overlap: int = DEFAULT_OVERLAP
+    frames: int | None = None  # stop after so many
+    refine: int = 0  # steps of token optimisation per cell
+    refine_from: str = "encoder"  # or "random", the paper's standalone protocol
+
+
+@dataclass(frozen=True)
+class EncodeProgress:
+    """Told after every clip."""
+
+    frames: int
+    bytes: int
+    seconds_of_video: float
+
+
+def choose_layout(info: VideoInfo, config: Config, options: EncodeOptions) -> Layout:
+    """Return the cells that cover this video's pictures."""
+    if options.cells is None:
+        return plan_layout(info.width, info.height, config.cell, options.overlap)
+    try:
+        return fixed_layout(info.width, info.height, *options.cells, options.overlap)
+    except ValueError as error:
+        columns, rows = options.cells
+        raise InputError(
+            f"a {info.width}x{info.height} picture cannot be covered by {columns}x{rows} cells that overlap by "
+            f"{options.overlap} pixels; use fewer cells or a smaller --overlap"
+        ) from error
+
+
+def make_header(info: VideoInfo, layout: Layout, checkpoint: Checkpoint) -> Header:
+    """Collect what the file says about the video and about the decoder it needs."""
+    config = checkpoint.model.config
+    return Header(
+        checkpoint=checkpoint.name,
+        checkpoint_sha256=checkpoint.decoder_sha256,
+        frames_per_clip=config.frames,
+        tokens=config.tokens,
+        token_dim=config.token_dim,
+        cell_size=config.cell,
+        width=info.width,
+        height=info.height,
+        columns=layout.x.count,
+        rows=layout.y.count,
+        overlap=max(layout.x.overlap, layout.y.overlap),
+        time_base=info.time_base,
+        frame_duration=info.frame_duration,
+        frame_rate=info.rate or 0,
+        sample_aspect_ratio=info.sample_aspect_ratio or 0,
+        rotation=info.rotation,
+        flip=info.flip,
+        chroma=info.chroma,
+        bit_depth=info.bit_depth,
+        alpha=info.alpha,
+        scan=info.scan,
+        color_range=info.color.range,
+        matrix=info.color.matrix,
+        primaries=info.color.primaries,
+        transfer=info.color.transfer,
+        chroma_location=info.color.chroma_location,
+    )
+
+
+@torch.inference_mode()
+def encode_cells(encoder: Encoder, cells: np.ndarray) -> np.ndarray:
+    """Cells [n,F,3,S,S] float32 in [0,1] -> tokens [n,N,d] float32, through the encoder in batches of one size."""
+    device = encoder.queries.device
+    tokens = []
+    for first in range(0, len(cells), CELL_BATCH):
+        batch = torch.from_numpy(cells[first : first + CELL_BATCH])
+        missing = CELL_BATCH - len(batch)
+        padded = torch.cat([batch, batch[-1:].expand(missing, -1, -1, -1, -1)]) if missing else batch
+        tokens.append(encoder(padded.to(device))[: len(batch)].cpu().numpy())
+    return np.concatenate(tokens)
+
+
+def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndarray:
+    """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d]."""
+    rows = (cut_row(frames, layout, row, encoder.config.cell) for row in range(layout.y.count))
+    return np.concatenate([encode_cells(encoder, row) for row in rows])
+
+
+def gather_clips(
+    items: Iterable[Frame | Packet], frames: int, limit: int | None
+) -> Iterator[tuple[list[Frame], list[Packet]]]:
+    """Group what a reader yields into clips of `frames` frames (the last may be shorter) and the packets seen meanwhile."""
+    clip: list[Frame] = []
+    packets: list[Packet] = []
+    count = 0
+    for item in items:
+        if isinstance(item, Packet):
+            packets.append(item)
+            continue
+        clip.append(item)
+        count += 1
+        if len(clip) == frames:
+            yield clip, packets
+            clip, packets = [], []
+        if count == limit:
+            break
+    if clip or packets:
+        yield clip, packets
+
+
+def encode_video(
+    info: VideoInfo,
+    items: Iterable[Frame | Packet],
+    file: BinaryIO,
+    checkpoint: Checkpoint,
+    options: EncodeOptions = EncodeOptions(),
+    progress: Callable[[EncodeProgress], None] = lambda p: None,
+) -> Header:
+    """Encode frames and packets into `file`, front to back; memory holds one clip whatever the length."""
+    model = checkpoint.model
+    layout = choose_layout(info, model.config, options)
+    header = make_header(info, layout, checkpoint)
+    writer = Writer(file, header)
+    if info.metadata:
+        writer.metadata(Metadata(tuple(sorted(info.metadata.items()))))
+    for stream in info.streams:
+        writer.stream(stream)
+    done, started = 0, None
+    for clip, packets in gather_clips(items, model.config.frames, options.frames):
+        if packets:
+            writer.packets(packets)
+        if not clip:
+            continue
+        pictures = [frame.yuv for frame in clip]
+        pictures += pictures[-1:] * (model.config.frames - len(clip))  # the last clip is padded, and trimmed at decode
+        tokens = encode_clip(model.encoder, np.stack(pictures), layout)
+        symbols, z, s = quantize(tokens, options.bits)
+        writer.clip([frame.pts for frame in clip], clip[-1].duration, encode_bank(symbols, options.bits, z, s))
+        done += len(clip)
+        started = clip[0].pts if started is None else started
+        elapsed = (clip[-1].pts + clip[-1].duration - started) * info.time_base
+        progress(EncodeProgress(done, writer.offset, float(elapsed)))
+    if not done:
+        raise InputError("the source has no video frames")
+    writer.finish()
+    return header

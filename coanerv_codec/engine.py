@@ -1,0 +1,41 @@
+"""One function turns tokens and a grid of coordinates into pixels; two engines evaluate it.
+
+A cell is always asked on a product grid, some x times some y times some t: that covers whole pictures, crops, other
+sizes and other frame rates, costs what is asked and no more, and is what the fast engine lives on.
+"""
+
+import torch
+from torch import Tensor
+
+from coanerv_codec.errors import FormatError
+from coanerv_codec.model import Decoder
+from coanerv_codec.reference import decode_reference
+from coanerv_codec.separable import decode_separable
+
+ENGINES = ("separable", "reference")
+
+
+@torch.no_grad()
+def decode_grid(
+    decoder: Decoder,
+    tokens: Tensor,
+    x: Tensor,
+    y: Tensor,
+    t: Tensor,
+    *,
+    engine: str = "separable",
+    tile: int = 64,
+    precision: str = "fp32",
+) -> Tensor:
+    """Tokens [B,N,d] of B cells, their coordinates x [B,W], y [B,H] and t [T] in [0,1] -> pixels [B,T,H,W,3], float32.
+
+    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. The cells are
+    decoded one after the other, so a caller gains nothing by collecting them.
+    """
+    if engine == "reference" or decoder.config.retrieval == "lal":
+        out = decode_reference(decoder, tokens, x, y, t, tile)
+    else:
+        out = decode_separable(decoder, tokens, x, y, t, tile, torch.bfloat16 if precision == "bf16" else torch.float32)
+    if not torch.stack(out.aminmax()).isfinite().all():
+        raise FormatError("the tokens are beyond what the decoder can compute with; the file is damaged")
+    return out

@@ -1,0 +1,425 @@
+"""Training: the loss, the schedule, and a loop that can be killed at any moment and resumed.
+
+A run lives in one folder: `state.safetensors` (weights, their average, optimizers, step) and `log.jsonl`.
+"""
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from coanerv_codec.checkpoint import save_checkpoint
+from coanerv_codec.config import Config
+from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
+from coanerv_codec.device import has_fast_bf16
+from coanerv_codec.errors import CheckpointError, InputError
+from coanerv_codec.local_start import start_local
+from coanerv_codec.model import CoANeRV, pixel_grid
+from coanerv_codec.muon import Muon
+
+log = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+STATE = "state.safetensors"
+BEFORE_DECAY = "before-decay.safetensors"
+VALID_PIXELS = 4096  # per cell
+BANK_CELLS = 4  # cells that share a quantizer in training, as those of a 256x256 clip do
+RATE_BITS = 6  # the default --bits, at which the rate is counted
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the defaults are what docs/training.md settled on."""
+
+    steps: int = 10_000
+    batch: int = 16  # cells per step, over all processes
+    draws: int = 1  # pixels asked per 8x8 block and frame
+    lr: float = 1e-3
+    warmup: int = 150
+    decay: float = 0.3  # share of the steps over which the rate falls to zero
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    ema: float = 0.999
+    rate_lambda: float = 0.05
+    rate_ramp: int = 1000  # steps over which lambda rises to its value
+    bits: tuple[int, ...] = (4, 5, 6, 7, 8)
+    optimizer: str = "muon"
+    loss: str = "rmse"
+    start: str = "local"
+    seed: int = 0
+
+
+PAPER = Recipe(
+    batch=2,
+    lr=1e-4,
+    warmup=0,
+    decay=0.1,
+    clip=math.inf,
+    ema=0.0,
+    rate_lambda=0.0,
+    optimizer="adamw",
+    loss="mse",
+    start="random",
+)
+
+
+# --- loss ---------------------------------------------------------------------------------------------------------
+
+
+class Prior(nn.Module):
+    """A logistic distribution per channel: what a token value costs in bits. Used in training only."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(dim))
+        self.log_scale = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, tokens: Tensor, step: Tensor) -> Tensor:
+        """Tokens [B,N,d], quantizer step [B,1,1] -> bits of each cell [B]."""
+        # By symmetry both arguments can be taken on the negative side, where the sigmoid is exact.
+        distance = (tokens - self.mean).abs()
+        inverse = torch.exp(-self.log_scale)
+        p = torch.sigmoid((step / 2 - distance) * inverse) - torch.sigmoid((-step / 2 - distance) * inverse)
+        return -torch.log2(p.clamp_min(1e-9)).sum((1, 2))
+
+
+def quantizer_range(tokens: Tensor) -> Tensor:
+    """Tokens [B,N,d] -> max - min over each bank of BANK_CELLS cells, [B,1,1], with its gradient.
+
+    The gradient matters: it teaches the encoder not to buy one extreme value with a coarser step for all others.
+    """
+    size = math.gcd(BANK_CELLS, len(tokens))
+    banks = tokens.unflatten(0, (-1, size)).flatten(1)
+    return (banks.amax(1) - banks.amin(1)).repeat_interleave(size)[:, None, None]
+
+
+class TrainingLoss(nn.Module):
+    """Model and prior as one module, so that DistributedDataParallel sees one forward pass."""
+
+    def __init__(self, model: CoANeRV, recipe: Recipe):
+        super().__init__()
+        self.model, self.recipe = model, recipe
+        self.prior = Prior(model.config.token_dim)
+        c = model.config
+        self.register_buffer("omega", pixel_grid(c.frames, c.cell, c.cell), persistent=False)
+
+    def forward(self, batch: Batch, rate_weight: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return loss, mean squared error per cell [B] and bits per pixel per cell [B]."""
+        clips = batch.clips.float() / 255
+        tokens = self.model.encoder(clips)
+        extent = quantizer_range(tokens)
+        noisy = tokens + batch.noise * extent / (2.0 ** batch.bits[:, None, None] - 1)
+        predicted = self.model.decoder(noisy, self.omega[batch.pixels])
+        pixels = clips.transpose(2, 1).flatten(2).transpose(1, 2)  # [B,F*S*S,3]
+        target = pixels.gather(1, batch.pixels[..., None].expand(-1, -1, 3))
+        mse = (predicted - target).square().mean((1, 2))
+        bits = self.prior(tokens, extent / (2.0**RATE_BITS - 1))
+        bits_per_pixel = bits / self.omega.shape[0]
+        # The root weighs easy and hard cells more evenly, which is what a mean of PSNRs asks for.
+        distortion = mse.mean() if self.recipe.loss == "mse" else mse.add(1e-8).sqrt().mean()
+        return distortion + rate_weight * bits_per_pixel.mean(), mse.detach(), bits_per_pixel.detach()
+
+
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Warm-up, constant, then linear to zero (the paper: constant, then a tenth of it)."""
+    if recipe.start == "random" and recipe.loss == "mse":
+        return recipe.lr * (0.1 if step >= (1 - recipe.decay) * recipe.steps else 1.0)
+    rise = min(1.0, (step + 1) / max(recipe.warmup, 1))
+    fall = (recipe.steps - step) / max(recipe.decay * recipe.steps, 1)
+    return recipe.lr * min(rise, fall, 1.0)
+
+
+# --- state --------------------------------------------------------------------------------------------------------
+
+
+def make_optimizers(loss: TrainingLoss, recipe: Recipe) -> dict[str, torch.optim.Optimizer]:
+    """Muon for the token former's matrices (if asked for), AdamW for everything else."""
+    matrices, rest = [], []
+    for name, p in loss.named_parameters():
+        muon = recipe.optimizer == "muon" and name.startswith("model.encoder.blocks.") and p.ndim == 2
+        (matrices if muon else rest).append(p)
+    betas = (0.9, 0.999) if recipe.loss == "mse" else (0.9, 0.98)
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "adamw": torch.optim.AdamW(rest, lr=recipe.lr, weight_decay=recipe.weight_decay, betas=betas, foreach=True)
+    }
+    if matrices:
+        optimizers["muon"] = Muon(matrices, lr=recipe.lr, weight_decay=recipe.weight_decay)
+    return optimizers
+
+
+@dataclass
+class State:
+    """Everything a run needs to go on: the step and all tensors."""
+
+    loss: TrainingLoss
+    ema: CoANeRV
+    optimizers: dict[str, torch.optim.Optimizer]
+    step: int = 0
+
+
+def new_state(config: Config, recipe: Recipe, init: CoANeRV | None = None) -> State:
+    """Build a model with the recipe's start, or from given weights."""
+    torch.manual_seed(recipe.seed)
+    model = CoANeRV(config)
+    if init is not None:
+        model.load_state_dict(init.state_dict())
+    elif recipe.start == "local":
+        start_local(model, torch.Generator().manual_seed(recipe.seed))
+    ema = CoANeRV(config).requires_grad_(False)
+    ema.load_state_dict(model.state_dict())
+    loss = TrainingLoss(model, recipe)
+    return State(loss, ema, make_optimizers(loss, recipe))
+
+
+def save_state(state: State, path: Path, recipe: Recipe) -> None:
+    """Write the state atomically."""
+    tensors = {f"loss.{k}": v for k, v in state.loss.state_dict().items()}
+    tensors |= {f"ema.{k}": v for k, v in state.ema.state_dict().items()}
+    for name, optimizer in state.optimizers.items():
+        for index, slots in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{name}.{index}.{slot}": torch.as_tensor(value) for slot, value in slots.items()}
+    metadata = {
+        "step": str(state.step),
+        "config": state.loss.model.config.to_json(),
+        "recipe": json.dumps(asdict(recipe)),
+    }
+    part = path.with_name(f".{path.name}.part")
+    save_file({k: v.contiguous() for k, v in tensors.items()}, part, metadata)
+    with part.open("rb") as file:
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def load_state(path: Path, config: Config, recipe: Recipe) -> State:
+    """Read what `save_state` wrote; the configuration must be the same, the recipe may differ."""
+    state = new_state(config, recipe)
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if Config.from_json(metadata["config"]) != config:
+                raise CheckpointError(f"{path} was trained with another configuration; resume with the same --preset")
+            tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a dict)
+        state.step = int(metadata["step"])
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(f"cannot resume from {path}: {error}") from error
+    part = {
+        k: {n.removeprefix(f"{k}."): v for n, v in tensors.items() if n.startswith(f"{k}.")} for k in ("loss", "ema")
+    }
+    state.loss.load_state_dict(part["loss"])
+    state.ema.load_state_dict(part["ema"])
+    for name, optimizer in state.optimizers.items():
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            if key.startswith(f"optimizer.{name}."):
+                index, slot = key.split(".")[2:]
+                slots.setdefault(int(index), {})[slot] = value
+        optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+    return state
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def validate(model: CoANeRV, clips: Tensor, owners: list[int]) -> tuple[float, float]:
+    """Sum over videos of PSNR (a fixed part of the pixels, tokens quantized to RATE_BITS) and of entropy in kilobytes.
+
+    clips [n,F,3,S,S] uint8, owners [n] names the video of each. A guide while training; `evaluate` measures real files.
+    """
+    c = model.config
+    omega = pixel_grid(c.frames, c.cell, c.cell)
+    asked = torch.randint(len(omega), (VALID_PIXELS,), generator=torch.Generator().manual_seed(0))
+    total_psnr = total_kilobytes = 0.0
+    for owner in dict.fromkeys(owners):
+        cells = clips[[i for i, o in enumerate(owners) if o == owner]].float() / 255
+        tokens = model.encoder(cells)
+        step = ((tokens.max() - tokens.min()) / (2**RATE_BITS - 1)).clamp_min(1e-12)
+        symbols = ((tokens - tokens.min()) / step).round()
+        predicted = model.decoder(symbols * step + tokens.min(), omega[asked]).clamp(0, 1)
+        target = cells.transpose(2, 1).flatten(2)[:, :, asked].transpose(1, 2)
+        mse = (predicted - target).square().mean().item()
+        total_psnr -= 10 * math.log10(max(mse, 1e-10))
+        total_kilobytes += channel_entropy(symbols.flatten(0, 1)) / 8000
+    return total_psnr, total_kilobytes
+
+
+def channel_entropy(symbols: Tensor) -> float:
+    """Bits of symbols [n,d] under each channel's own distribution: what the bank's coder comes close to."""
+    bits = 0.0
+    for channel in symbols.T:
+        counts = torch.unique(channel, return_counts=True)[1]
+        bits -= (counts * (counts / len(channel)).log2()).sum().item()
+    return bits
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
+    """Join the other processes that torchrun started, if it did; gives (rank, world)."""
+    if "WORLD_SIZE" not in os.environ:
+        yield 0, 1
+        return
+    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield distributed.get_rank(), distributed.get_world_size()
+    finally:
+        distributed.destroy_process_group()
+
+
+def across(values: list[float], world: int, largest: bool = False) -> list[float]:
+    """Add up (or take the largest of) values over all processes."""
+    if world == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64)
+    distributed.all_reduce(tensor, distributed.ReduceOp.MAX if largest else distributed.ReduceOp.SUM)
+    return tensor.tolist()
+
+
+class RunLog:
+    """`log.jsonl`, cut back to the step at which a run resumes, so that no part of the curve stands twice."""
+
+    def __init__(self, path: Path, step: int):
+        kept = [r for r in read_log(path) if r["step"] <= step] if path.exists() else []
+        path.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        self.path = path
+
+    def write(self, record: dict[str, float]) -> None:
+        """Append one record."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({k: round(v, 7) for k, v in record.items()}) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Read a log; a last line that a kill cut short is left out."""
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def train_step(state: State, forward: nn.Module, batch: Batch, recipe: Recipe) -> tuple[float, float, float]:
+    """Take one optimizer step; returns the loss, the mean squared error and the bits per pixel of this rank's cells."""
+    for optimizer in state.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(recipe, state.step)
+        optimizer.zero_grad(set_to_none=True)
+    weight = recipe.rate_lambda * min(1.0, state.step / max(recipe.rate_ramp, 1))
+    device = next(state.loss.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bf16(device)):
+        loss, mse, bits = forward(batch, weight)
+    loss.backward()
+    nn.utils.clip_grad_norm_(state.loss.parameters(), recipe.clip)
+    for optimizer in state.optimizers.values():
+        optimizer.step()
+    state.step += 1
+    # The average forgets its start quickly at first, so that it is useful from the first validation on.
+    keep = min(recipe.ema, (1 + state.step) / (10 + state.step))
+    pairs = zip(state.ema.parameters(), state.loss.model.parameters(), strict=True)
+    for average, p in pairs:
+        average.lerp_(p.detach(), 1 - keep)
+    return loss.item(), mse.mean().item(), bits.mean().item()
+
+
+def train(
+    corpus: Corpus,
+    valid: Corpus | None,
+    config: Config,
+    recipe: Recipe,
+    run: Path,
+    *,
+    resume: bool = False,
+    init: CoANeRV | None = None,
+    device: torch.device = CPU,
+    workers: int = 1,
+    log_every: int = 20,
+    valid_every: int = 250,
+    save_seconds: float = 180.0,
+    report: Callable[[dict[str, float]], None] = lambda record: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> int:
+    """Train in folder `run` until recipe.steps, or until `stop()`; returns the step reached.
+
+    `report` gets each log record; every process of a distributed run calls this function, the first one writes.
+    """
+    path = run / STATE
+    if resume and not path.exists():
+        raise InputError(f"nothing to resume: {path} does not exist")
+    if not resume and path.exists():
+        raise InputError(f"{run} holds a run already; continue it with --resume, or choose another --out")
+    run.mkdir(parents=True, exist_ok=True)
+    with process_group(device) as (rank, world):
+        if recipe.batch % world:
+            raise InputError(f"a batch of {recipe.batch} cells cannot be shared evenly by {world} processes")
+        state = load_state(path, config, recipe) if resume else new_state(config, recipe, init)
+        state.loss.to(device), state.ema.to(device)
+        forward = DistributedDataParallel(state.loss) if world > 1 else state.loss
+        cells = Cells(corpus, config, recipe.seed, recipe.batch, recipe.bits, recipe.draws)
+        trial = centre_cells(valid, config) if valid else None
+        records = RunLog(run / "log.jsonl", state.step) if rank == 0 else None
+        sums, counted, waited, since, saved = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic(), time.monotonic()
+        batches = load_steps(cells, state.step, rank, world, workers)
+        stopping = False
+        while state.step < recipe.steps and not stopping:
+            before = time.monotonic()
+            batch = next(batches).to(device)
+            waited += time.monotonic() - before
+            sums = [a + b for a, b in zip(sums, train_step(state, forward, batch, recipe), strict=True)]
+            counted += 1
+            record: dict[str, float] = {}
+            if state.step % log_every == 0:
+                loss, mse, bits = (v / (world * counted) for v in across(sums, world))
+                seconds = time.monotonic() - since
+                record |= {"loss": loss, "psnr": -10 * math.log10(max(mse, 1e-10)), "bits_per_pixel": bits}
+                record |= {
+                    "lr": learning_rate(recipe, state.step),
+                    "cells_per_second": counted * recipe.batch / seconds,
+                }
+                record |= {"waiting_for_data": waited / seconds}
+                sums, counted, waited, since = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic()
+            if trial and (state.step % valid_every == 0 or state.step == recipe.steps):
+                record |= _validate_together(state.ema, *trial, rank, world)
+                since = time.monotonic()  # so that validation does not count as slow training
+            stopping, due = map(bool, across([stop(), time.monotonic() - saved > save_seconds], world, largest=True))
+            if records:
+                if record:
+                    records.write({"step": state.step, **record})
+                    report({"step": state.step, **record})
+                if due or stopping or state.step == recipe.steps:
+                    save_state(state, path, recipe)
+                if state.step == int((1 - recipe.decay) * recipe.steps):
+                    save_state(state, run / BEFORE_DECAY, recipe)  # where a longer run can go on from
+            if due:
+                saved = time.monotonic()
+        return state.step
+
+
+def _validate_together(model: CoANeRV, clips: Tensor, owners: list[int], rank: int, world: int) -> dict[str, float]:
+    videos = sorted(set(owners))
+    mine = [i for i, owner in enumerate(owners) if videos.index(owner) % world == rank]
+    psnr, kilobytes = across(list(validate(model, clips[mine], [owners[i] for i in mine])), world)
+    return {"valid_psnr": psnr / len(videos), "valid_kb": kilobytes / len(videos)}
+
+
+def export(run: Path, folder: Path, preset: str) -> Path:
+    """Write the averaged weights of a run as a checkpoint into `folder`; returns its path."""
+    path = run / STATE
+    try:
+        with safe_open(path, "pt") as file:
+            config, step = Config.from_json(file.metadata()["config"]), file.metadata()["step"]
+        state = load_state(path, config, Recipe())
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(f"cannot export from {path}: {error}") from error
+    return save_checkpoint(state.ema, folder, preset, {"step": step})
