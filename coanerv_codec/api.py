@@ -25,8 +25,9 @@ from coanerv_codec.decoding import (
 from coanerv_codec.device import pick_device
 from coanerv_codec.encoding import EncodeOptions, encode_video
 from coanerv_codec.errors import InputError
+from coanerv_codec.files import encode_file
 from coanerv_codec.records import ClipRecord, Header
-from coanerv_codec.video import Frame, VideoInfo, open_video
+from coanerv_codec.video import Frame, VideoInfo
 
 
 def encode(
@@ -44,12 +45,11 @@ def encode(
     """Encode a video file, or RGB pictures (uint8 [H, W, 3], shown at `fps`), into a `.coa` file."""
     options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap)
     loaded = _load(checkpoint, None, device)
+    if isinstance(source, str | Path):
+        encode_file(source, output, lambda: loaded, options, overwrite=overwrite)
+        return
     with atomic_path(output, overwrite) as path, path.open("wb") as file:
-        if isinstance(source, str | Path):
-            with open_video(source) as video:
-                encode_video(video.info, video, file, loaded, options)
-        else:
-            encode_video(*_from_pictures(source, Fraction(fps)), file, loaded, options)
+        encode_video(*_from_pictures(source, Fraction(fps)), file, loaded, options)
 
 
 def _from_pictures(pictures: Iterable[np.ndarray], fps: Fraction) -> tuple[VideoInfo, Iterator[Frame]]:

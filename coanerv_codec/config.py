@@ -43,8 +43,17 @@ class Config:
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= 65536:
                 raise ValueError(f"{name} must be a whole number from 1 to 65536, not {value!r}")
-        if len(self.grid) != 3 or any(type(n) is not int or not 1 <= n <= 1024 for n in self.grid):
+        if (
+            type(self.grid) is not tuple
+            or len(self.grid) != 3
+            or any(type(n) is not int or not 1 <= n <= 1024 for n in self.grid)
+        ):
             raise ValueError(f"grid must be three whole numbers from 1 to 1024, not {self.grid!r}")
+        # A layer costs memory before its shape can be compared with a file's, and a product of sizes must not overflow.
+        if max(self.depth, self.mlp_depth) > 64:
+            raise ValueError(f"depth ({self.depth}) and mlp_depth ({self.mlp_depth}) must be at most 64")
+        if max(self.tokens, self.patches) > 2**24:
+            raise ValueError(f"{self.tokens} tokens and {self.patches} patches per cell: at most {2**24} are possible")
         if self.cell % self.patch:
             raise ValueError(f"the cell side {self.cell} is no multiple of the patch side {self.patch}")
         if self.frequencies % 3:
@@ -53,8 +62,8 @@ class Config:
             raise ValueError(f"6 x frequencies ({self.gamma_dim}) must equal token_dim ({self.token_dim})")
         if self.mlp_depth < 2:
             raise ValueError("mlp_depth counts the linear layers and is at least 2")
-        if not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise ValueError(f"temperature must be positive, not {self.temperature!r}")
+        if not 0 < self.temperature <= 1e6:
+            raise ValueError(f"temperature must be positive and at most a million, not {self.temperature!r}")
         if self.retrieval not in RETRIEVALS:
             raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
         if not 0 <= self.lal_threshold < 1:
@@ -92,7 +101,10 @@ class Config:
     @staticmethod
     def from_json(text: str) -> "Config":
         """Parse what `to_json` wrote; ValueError says what is wrong with anything else."""
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("the configuration is nested too deeply") from error
         if not isinstance(data, dict):
             raise ValueError("the configuration is not a JSON object")
         known = {f.name: f.type for f in dataclasses.fields(Config)}
@@ -117,7 +129,8 @@ def _paper(grid: tuple[int, int, int], frames: int) -> Config:
 _PAPER_GRIDS = {"paper-s": (16, 12, 2), "paper-m": (16, 16, 2), "paper-l": (16, 12, 4)}
 
 PRESETS: dict[str, Config] = {
-    "base": Config(),
+    # What we train and ship: the paper's token budget in small cells, and a decoder that goes a little past the paper's.
+    "base": Config(mlp_depth=3, gamma_skip=True),
     # As small as still runs every line: for tests and for trying the trainer out.
     "tiny": Config(cell=32, grid=(2, 2, 1), width=64, depth=1, heads=2, head_dim=32, feed_forward=64, decoder_heads=2),
 }

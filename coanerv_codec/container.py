@@ -218,6 +218,11 @@ class Reader:
         self._head = self._open()
         self.header = records.read_header(self._head, limits)
 
+    @property
+    def seekable(self) -> bool:
+        """Whether clips can be taken by number."""
+        return self._file.seekable()
+
     def __iter__(self) -> Iterator[Item]:
         return (item for _, item in self.chunks() if item is not None)
 

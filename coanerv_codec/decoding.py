@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain
+from itertools import chain, pairwise
 from math import ceil, floor
 from types import MappingProxyType
 
@@ -217,18 +217,22 @@ class Moment:
     t: float
 
 
-def clip_moments(clip: ClipRecord, end: int, header: Header, timing: Timing, origin: int) -> list[Moment]:
+def clip_moments(
+    clip: ClipRecord, end: int, header: Header, timing: Timing, origin: int, lost: int = 0
+) -> list[Moment]:
     """Return the output frames that fall into a clip whose last frame is shown until `end`, in order.
 
     With a rate, a time between two frames asks the decoder between them; a clip's last frame stands until the next clip.
+    The last frame is repeated for frames `lost` after it.
     """
     begin, stop = timing.window(header, origin)
     shift = begin - origin  # what starts later than the source is moved to where the source began
-    ends = [*clip.pts[1:], end]
     if timing.rate is None:
+        last, gap = clip.pts[-1], end - clip.pts[-1]
+        times = [*clip.pts, *(last + gap * k // (lost + 1) for k in range(1, lost + 1)), end]
         return [
-            Moment(pts - floor(shift), until - pts, i / header.frames_per_clip)
-            for i, (pts, until) in enumerate(zip(clip.pts, ends, strict=True))
+            Moment(pts - floor(shift), until - pts, min(i, len(clip.pts) - 1) / header.frames_per_clip)
+            for i, (pts, until) in enumerate(pairwise(times))
             if until > begin and (stop is None or pts < stop)
         ]
     tick = 1 / (timing.rate * header.time_base)  # source ticks per output frame
@@ -239,7 +243,7 @@ def clip_moments(clip: ClipRecord, end: int, header: Header, timing: Timing, ori
     for number in range(first, last):
         at = begin + number * tick
         i = bisect_right(clip.pts, at) - 1
-        between = (at - clip.pts[i]) / (ends[i] - clip.pts[i]) if i + 1 < len(clip.pts) else 0
+        between = (at - clip.pts[i]) / (clip.pts[i + 1] - clip.pts[i]) if i + 1 < len(clip.pts) else 0
         moments.append(Moment(offset + number, 1, float((i + between) / header.frames_per_clip)))
     return moments
 
@@ -259,8 +263,8 @@ def decode_items(
     origin: int | None = None
     held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
 
-    def frames(clip: ClipRecord, end: int) -> Iterator[Frame]:
-        moments = clip_moments(clip, end, header, timing, origin)
+    def frames(clip: ClipRecord, end: int, lost: int = 0) -> Iterator[Frame]:
+        moments = clip_moments(clip, end, header, timing, origin, lost)
         if moments:
             t = np.array([m.t for m in moments], np.float32)
             pictures = decode_clip(checkpoint.model.decoder, clip_tokens(clip, header), layout, view, t, options)
@@ -270,7 +274,7 @@ def decode_items(
         if isinstance(item, ClipRecord):
             origin = item.pts[0] if origin is None else origin
             if held is not None:
-                yield from frames(held, item.pts[0])
+                yield from frames(held, item.pts[0], item.first_frame - held.first_frame - len(held.pts))
             held = item
         elif isinstance(item, list):
             kept = [p for p in item if p.stream in streams]

@@ -9,14 +9,13 @@ import numpy as np
 import torch
 
 from coanerv_codec.checkpoint import Checkpoint
-from coanerv_codec.container import Reader
-from coanerv_codec.decoding import Timing, decode_items, describe_output, make_view, read_preamble
-from coanerv_codec.encoding import EncodeOptions, encode_video
+from coanerv_codec.decoding import make_view
+from coanerv_codec.encoding import EncodeOptions
+from coanerv_codec.files import decode_file, encode_file, open_coa
 from coanerv_codec.metrics import psnr, ssim
 from coanerv_codec.pictures import side_by_side
 from coanerv_codec.raw_video import png_bytes
 from coanerv_codec.video import Frame, open_video
-from coanerv_codec.writer import open_output
 
 
 @dataclass(frozen=True)
@@ -49,28 +48,22 @@ def run_demo(source: Path, folder: Path, checkpoint: Checkpoint, bits: int) -> D
     with open_video(source) as reader:
         frames = [item for item in reader if isinstance(item, Frame)]
     began = time.perf_counter()
-    with open_video(source) as reader, coa.open("wb") as file:
-        encode_video(reader.info, reader, file, checkpoint, EncodeOptions(bits=bits))
+    encode_file(source, coa, lambda: checkpoint, EncodeOptions(bits=bits), overwrite=True)
     encoded = time.perf_counter()
     decoded: list[np.ndarray] = []
-    with coa.open("rb") as file:
-        reader = Reader(file)
+    with open_coa(coa) as reader:
         view = make_view(reader.header.width, reader.header.height)
-        streams, metadata, items = read_preamble(reader)
-        info = describe_output(reader.header, streams.values(), metadata, view, Timing())
-        with open_output(video, info, overwrite=True) as out:
-            for item in decode_items(items, reader.header, checkpoint, view, streams=streams):
-                out.write(item)
-                if isinstance(item, Frame):
-                    decoded.append(item.yuv)
+        done = decode_file(
+            reader, video, checkpoint, view, overwrite=True, progress=lambda frame: decoded.append(frame.yuv)
+        )
     finished = time.perf_counter()
     middle = len(frames) // 2
     picture.write_bytes(png_bytes(side_by_side(frames[middle].yuv, decoded[middle])))
     a, b = (torch.from_numpy(np.stack(x)).float() / 255 for x in ([f.yuv for f in frames], decoded))
     return DemoResult(
         len(frames),
-        info.width,
-        info.height,
+        done.info.width,
+        done.info.height,
         source.stat().st_size,
         coa.stat().st_size,
         psnr(a, b),

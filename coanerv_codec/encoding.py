@@ -16,6 +16,7 @@ from coanerv_codec.errors import InputError
 from coanerv_codec.model import Encoder
 from coanerv_codec.quantizer import quantize
 from coanerv_codec.records import Header, Metadata
+from coanerv_codec.refine import refine_clip
 from coanerv_codec.video import Frame, Packet, VideoInfo
 
 # Cells go through the encoder in batches of one fixed size, so that the same video gives the same bytes however it is cut.
@@ -156,7 +157,12 @@ def encode_video(
             continue
         pictures = [frame.yuv for frame in clip]
         pictures += pictures[-1:] * (model.config.frames - len(clip))  # the last clip is padded, and trimmed at decode
-        tokens = encode_clip(model.encoder, np.stack(pictures), layout)
+        frames = np.stack(pictures)
+        tokens = encode_clip(model.encoder, frames, layout)
+        if options.refine:
+            tokens = refine_clip(
+                model.decoder, frames, layout, tokens, options.bits, options.refine, options.refine_from
+            )
         symbols, z, s = quantize(tokens, options.bits)
         writer.clip([frame.pts for frame in clip], clip[-1].duration, encode_bank(symbols, options.bits, z, s))
         done += len(clip)

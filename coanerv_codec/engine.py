@@ -32,6 +32,8 @@ def decode_grid(
     `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. The cells are
     decoded one after the other, so a caller gains nothing by collecting them.
     """
+    if engine not in ENGINES or precision not in ("fp32", "bf16"):
+        raise ValueError(f"no engine {engine!r} in {precision!r}")
     if engine == "reference" or decoder.config.retrieval == "lal":
         out = decode_reference(decoder, tokens, x, y, t, tile)
     else:

@@ -29,6 +29,12 @@ class CheckpointError(CoanervError):
     exit_code = 5
 
 
+class DamageError(CoanervError):
+    """The output was written, but parts of the source were damaged and had to be concealed."""
+
+    exit_code = 7
+
+
 class OutputError(CoanervError):
     """The output exists already, cannot be written, or its container cannot hold the content."""
 

@@ -88,8 +88,8 @@ def _decode_part(
     """Write one part of the grid into out [T,3,H,W], and again, more carefully, the passes that were not exact."""
     x, y, t = (u[cut] for u, cut in zip((x, y, t), part, strict=True))
     out = out[part[2], :, part[1], part[0]]
-    rows = max(1, pixels // len(x))
-    largest = _decode_passes(decoder, cell, x, y, t, out, rows)
+    rows = min(len(y), max(1, pixels // len(x)))
+    largest = _decode_passes(decoder, _tables(decoder, cell, x, y, t), out, rows)
     # NaN must fail too, hence not `largest > ...`. One look for all passes: on a GPU each look waits.
     for i in (~(largest <= 1 / FLOOR)).nonzero().flatten().tolist():
         _retry(decoder, cell, x, y[i * rows : (i + 1) * rows], t, out[:, :, i * rows : (i + 1) * rows])
@@ -105,32 +105,47 @@ def _retry(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: T
         _decode_part(decoder, cell, x, y, t, part, out, w * h)
 
 
-def _decode_passes(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int) -> Tensor:
-    """Decode x [w], y [h], t [T] into out [T,3,h,w], `rows` rows a pass; return the largest 1/den of each pass."""
+class Tables(NamedTuple):
+    """What all pixels of a part are computed from."""
+
+    ex: Tensor  # [H,N,w], factor of the softmax's weights
+    ey: Tensor  # [H,N,h]
+    et: Tensor  # [H,T,N]
+    values: Tensor  # [H,(hidden+1)*T,N]: [V' | 1] times Et
+    shift: tuple[Tensor, Tensor] | None  # with gamma_skip [hidden,w] and [hidden,h], whose sum is added to hidden
+
+
+def _tables(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor) -> Tables:
+    """Build the tables for x [w], y [h], t [T]; matrix products will be in the cell's dtype."""
     gamma = [encode_axis(u, w).T for u, w in ((x, decoder.w_s), (y, decoder.w_s), (t, decoder.w_t))]
     sizes = [len(g) for g in gamma]
     ex, ey, et = _factors([k @ g for k, g in zip(cell.keys.split(sizes, dim=-1), gamma, strict=True)])
-    et = et.mT.contiguous().to(cell.dtype)  # [H,T,N]
+    et = et.mT.contiguous().to(cell.dtype)
 
-    # What is added to hidden: the biases, and with gamma_skip one more sum of a term per axis.
-    shift = (decoder.mlp[0].weight @ decoder.out.bias + decoder.mlp[0].bias)[:, None]  # [hidden,1 or T]
+    bias = (decoder.mlp[0].weight @ decoder.out.bias + decoder.mlp[0].bias)[:, None]  # [hidden,1 or T]
+    shift = None
     if decoder.skip is not None:
         skip = decoder.skip.weight.split(sizes, dim=-1)
         shift_x, shift_y, shift_t = (w @ g for w, g in zip(skip, gamma, strict=True))
-        shift = shift + shift_t
+        shift, bias = (shift_x, shift_y), bias + shift_t
     values = cell.values[:, :, None] * et[:, None]  # [H,hidden+1,T,N]
     # A head's weights sum to one, so what is added to the first head's values arrives unchanged.
-    values[0, :-1] += shift[..., None] * et[0]
-    values = values.flatten(1, 2).to(cell.dtype)
+    values[0, :-1] += bias[..., None] * et[0]
+    return Tables(ex, ey, et, values.flatten(1, 2).to(cell.dtype), shift)
 
-    (heads, frames, n), hidden, width = et.shape, cell.values.shape[1] - 1, len(x)
+
+def _decode_passes(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> Tensor:
+    """Decode a part into out [T,3,h,w], `rows` rows of pixels a pass; return the largest 1/den of each pass."""
+    ex, ey, et, values, shift = tables
+    (heads, frames, n), width = et.shape, ex.shape[2]
+    hidden = values.shape[1] // frames - 1
     # One pass's memory, used by all of them: fresh memory would cost more than some of the arithmetic.
     factors, products = (et.new_empty(size * rows * width) for size in (heads * n, (hidden + 1) * frames))
     totals, inverses = (out.new_empty(size * rows * width) for size in (hidden * frames, heads * frames))
     largest = []
-    for top in range(0, len(y), rows):
-        row = slice(top, top + rows)
-        h = len(y[row])
+    for top in range(0, ey.shape[2], rows):
+        row = slice(top, min(top + rows, ey.shape[2]))
+        h = row.stop - row.start
         p = h * width
         factor = factors[: heads * n * p].view(heads, n, p)
         product = products[: (hidden + 1) * frames * p].view(hidden + 1, frames, p)
@@ -144,10 +159,10 @@ def _decode_passes(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor
             torch.reciprocal(den, out=inverse[head])
             if head:
                 total.addcmul_(product[:-1], inverse[head])
-            elif decoder.skip is None:
+            elif shift is None:
                 torch.mul(product[:-1], inverse[head], out=total)
             else:
-                plane = (shift_y[:, row, None] + shift_x[:, None, :]).view(hidden, 1, p)
+                plane = (shift[1][:, row, None] + shift[0][:, None, :]).view(hidden, 1, p)
                 torch.addcmul(plane, product[:-1], inverse[head], out=total)
         largest.append(inverse.amax())
         z = total.view(hidden, -1)

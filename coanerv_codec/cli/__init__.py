@@ -72,3 +72,6 @@ def main() -> None:
         # The reader of our stdout went away (`| head`): not an error worth a message, but not success either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        click.echo(f"coanerv: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
+        sys.exit(1)

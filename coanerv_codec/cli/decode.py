@@ -1,8 +1,6 @@
 """`coanerv decode`."""
 
-import sys
 import time
-from contextlib import nullcontext
 from fractions import Fraction
 
 import click
@@ -10,6 +8,7 @@ import click
 from coanerv_codec.cli.shared import (
     checkpoint_option,
     device_option,
+    load_model,
     overwrite_option,
     parse_pair,
     progress_bar,
@@ -17,6 +16,7 @@ from coanerv_codec.cli.shared import (
     say,
     warn,
 )
+from coanerv_codec.errors import DamageError, FormatError
 
 
 class Number(click.ParamType):
@@ -61,13 +61,20 @@ class Number(click.ParamType):
 @click.option("--encoder", help="Video encoder, as FFmpeg calls it [default: libx264; WebM: libvpx-vp9].")
 @click.option("--lossless", is_flag=True, help="FFV1 in a .mkv.")
 @click.option("--no-audio", is_flag=True, help="Leave out sound and subtitles.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["stop", "conceal"]),
+    default="stop",
+    show_default=True,
+    help="At damage: write nothing, or repeat the frame before it, say so, and exit with 7.",
+)
 @checkpoint_option
 @device_option
 @overwrite_option
 @quiet_option
 def command(
     source, output, tile, engine, precision, scale, size, crop, fps, start, duration, crf, encoder, lossless, no_audio,
-    checkpoint, device, overwrite, quiet,
+    on_error, checkpoint, device, overwrite, quiet,
 ):  # fmt: skip
     """Decode a .coa file into a video. INPUT is a file, or - for standard input.
 
@@ -78,55 +85,63 @@ def command(
       coanerv decode clip.coa -o smooth.mkv --fps 60 --start 1.5 --duration 2
       coanerv decode clip.coa -o - | ffplay -
     """
-    from pathlib import Path
-
-    from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
-    from coanerv_codec.container import Reader
-    from coanerv_codec.decoding import EngineOptions, Timing, decode_items, describe_output, make_view, read_preamble
-    from coanerv_codec.device import pick_device, pick_precision
-    from coanerv_codec.errors import InputError
-    from coanerv_codec.video import Frame
-    from coanerv_codec.writer import open_output
-
     if scale is not None and size:
         raise click.UsageError("--scale and --size exclude each other")
     if fps == 0 or scale == 0:
         raise click.UsageError("--fps and --scale must be more than 0")
+    from coanerv_codec.decoding import EngineOptions, Timing, make_view
+    from coanerv_codec.device import pick_device, pick_precision
+    from coanerv_codec.files import decode_file, open_coa
+
     timing = Timing(start, duration, fps)
+    box = _parse_crop(crop) if crop else None
+    asked = parse_pair(size, "--size") if size else None
     began = time.monotonic()
-    try:
-        opened = nullcontext(sys.stdin.buffer) if source == "-" else Path(source).open("rb")  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"cannot read {source}: {error.strerror or error}") from error
-    with opened as file:
-        reader = Reader(file)
+    with open_coa(source, "skip" if on_error == "conceal" else "stop") as reader, progress_bar(quiet) as bar:
         header = reader.header
-        box = _parse_crop(crop) if crop else None
-        asked = parse_pair(size, "--size") if size else None
         if scale is not None:
             width, height = box[2:] if box else (header.width, header.height)
             asked = max(1, round(width * scale)), max(1, round(height * scale))
         view = make_view(header.width, header.height, asked, box)
-        loaded = load_checkpoint(find_checkpoint(checkpoint, header.checkpoint))
-        chosen = pick_device(device)
-        loaded.model.to(chosen)
-        options = EngineOptions(engine, tile, pick_precision(precision, chosen))
-        streams, metadata, items = read_preamble(reader)
-        streams = {} if no_audio else streams
-        info = describe_output(header, streams.values(), metadata, view, timing)
-        frames = 0
-        target = open_output(output, info, encoder=encoder, crf=crf, lossless=lossless, overwrite=overwrite)
-        with target as out, progress_bar(quiet, None) as update:
-            for item in decode_items(items, header, loaded, view, timing, options, streams):
-                out.write(item)
-                if isinstance(item, Frame):
-                    frames += 1
-                    update(frames, "")
-            if not frames:
-                raise InputError(f"{source} has no frame in the time asked for")
-    warn(target.warnings)
+        loaded = load_model(checkpoint, device, header.checkpoint)
+        bar.start(_count_frames(reader) if timing == Timing() else None)
+        done = decode_file(
+            reader,
+            output,
+            loaded,
+            view,
+            timing,
+            EngineOptions(engine, tile, pick_precision(precision, pick_device(device))),
+            audio=not no_audio,
+            encoder=encoder,
+            crf=crf,
+            lossless=lossless,
+            overwrite=overwrite,
+            progress=lambda frame: bar.advance(),
+        )
+    warn(done.warnings)
     seconds = time.monotonic() - began
-    say(f"{output}: {frames} frames of {info.width}x{info.height}, {frames / seconds:.1f} fps", quiet)
+    say(
+        f"{output}: {done.frames} frames of {done.info.width}x{done.info.height}, {done.frames / seconds:.1f} fps",
+        quiet,
+    )
+    if done.damage:
+        lost = "; ".join(_describe(damage) for damage in done.damage)
+        raise DamageError(f"{output} was written, but {source} is damaged: {lost}")
+
+
+def _count_frames(reader) -> int | None:
+    """Return how many frames will come, where the file has an index that tells."""
+    try:
+        return sum(entry.frames for entry in reader.index()) if reader.seekable else None
+    except FormatError:
+        return None
+
+
+def _describe(damage) -> str:
+    if damage.frames is None:
+        return f"{damage.reason}, everything after is lost"
+    return damage.reason + (f", frames {damage.frames.start}-{damage.frames.stop - 1} lost" if damage.frames else "")
 
 
 def _parse_crop(text: str) -> tuple[int, int, int, int]:

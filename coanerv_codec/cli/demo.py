@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from coanerv_codec.cli.shared import checkpoint_option, device_option
+from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model
 
 
 @click.command()
@@ -33,17 +33,12 @@ def command(out, source, bits, checkpoint, device):
     from rich.console import Console
     from rich.table import Table
 
-    from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
     from coanerv_codec.demo import bundled_clip, run_demo
-    from coanerv_codec.device import pick_device
 
-    loaded = load_checkpoint(find_checkpoint(checkpoint))
-    loaded.model.to(pick_device(device))
+    loaded = load_model(checkpoint, device)
     source = source or bundled_clip()
     console = Console()
-    console.print(
-        f"Encoding and decoding {source.name} with checkpoint {loaded.name} on the {pick_device(device).type} ..."
-    )
+    console.print(f"Encoding and decoding {source.name} with checkpoint {loaded.name} ...")
     result = run_demo(source, out, loaded, bits)
     pixels = result.frames * result.width * result.height
     table = Table("", "", show_header=False)

@@ -1,7 +1,7 @@
 """What several commands have in common: options, warnings, and the progress bar on stderr."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,18 @@ overwrite_option = click.option("-y", "--overwrite", is_flag=True, help="Overwri
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="No progress, no summary; errors and warnings still show."
 )
+
+
+def load_model(checkpoint: Path | None, device: str, wanted: str | None = None):
+    """Load the checkpoint to use (the one called `wanted` unless another is given) onto a device."""
+    from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
+    from coanerv_codec.device import keep_freed_memory, pick_device
+
+    keep_freed_memory()
+    target = pick_device(device)
+    loaded = load_checkpoint(find_checkpoint(checkpoint, wanted))
+    loaded.model.to(target)
+    return loaded
 
 
 def warn(warnings: Iterable[str]) -> None:
@@ -42,33 +54,55 @@ def parse_pair(text: str, name: str) -> tuple[int, int]:
     return a, b
 
 
+class Bar:
+    """A progress bar on stderr: frames, frames per second, time left and a note. Starts when `start` is called."""
+
+    def __init__(self, shown: bool):
+        self._shown, self._bar = shown, None
+
+    def start(self, total: int | None) -> None:
+        """Begin to draw; without a total there is no time left to tell."""
+        if not self._shown:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Speed(ProgressColumn):
+            """Frames per second."""
+
+            def render(self, task) -> Text:
+                """Show the speed of the last seconds."""
+                return Text(f"{task.speed:.1f} fps" if task.speed else "- fps")
+
+        columns = [TextColumn("{task.completed:.0f}" + (f"/{total}" if total else "") + " frames"), Speed()]
+        if total:
+            columns[1:1] = [BarColumn(), TimeRemainingColumn()]
+        self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=total, note="")
+        self._bar.start()
+
+    def update(self, done: int, note: str = "") -> None:
+        """Show that so many frames are done."""
+        if self._bar:
+            self._bar.update(self._task, completed=done, note=note)
+
+    def advance(self) -> None:
+        """Show that one more frame is done."""
+        if self._bar:
+            self._bar.advance(self._task)
+
+    def stop(self) -> None:
+        """Take the bar off the screen."""
+        if self._bar:
+            self._bar.stop()
+
+
 @contextmanager
-def progress_bar(quiet: bool, total: int | None) -> Iterator[Callable[[int, str], None]]:
-    """Show frames, frames per second, time left and a note; gives `update(frames_done, note)`.
-
-    Nothing is drawn where stderr is no terminal, so that logs stay clean.
-    """
-    if quiet or not sys.stderr.isatty():
-        yield lambda done, note: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Speed(ProgressColumn):
-        """Frames per second."""
-
-        def render(self, task) -> Text:
-            """Show the speed of the last seconds."""
-            return Text(f"{task.speed:.1f} fps" if task.speed else "- fps")
-
-    columns = [
-        TextColumn("{task.completed:.0f}" + (f"/{total}" if total else "") + " frames"),
-        *([BarColumn()] if total else []),
-        Speed(),
-        *([TimeRemainingColumn()] if total else []),
-        TextColumn("{task.fields[note]}"),
-    ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, note="")
-        yield lambda done, note: bar.update(task, completed=done, note=note)
+def progress_bar(quiet: bool) -> Iterator[Bar]:
+    """Give a `Bar`, which is not drawn where stderr is no terminal, so that logs stay clean."""
+    bar = Bar(not quiet and sys.stderr.isatty())
+    try:
+        yield bar
+    finally:
+        bar.stop()

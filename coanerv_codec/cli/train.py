@@ -54,7 +54,7 @@ from coanerv_codec.config import PRESETS
     type=click.Path(path_type=Path),
     help="Only write the run's averaged weights to this folder.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Only draw the run's curves into this PNG.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Only draw the run's curves into this SVG.")
 def command(
     data,
     valid,
@@ -96,8 +96,9 @@ def command(
     from coanerv_codec import corpus
     from coanerv_codec import train as training
     from coanerv_codec.checkpoint import load_checkpoint
-    from coanerv_codec.device import pick_device
+    from coanerv_codec.device import keep_freed_memory, pick_device
 
+    keep_freed_memory()
     if "WORLD_SIZE" in os.environ:
         torch.set_num_threads(1)
     start = load_checkpoint(init).model if init else None

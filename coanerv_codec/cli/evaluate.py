@@ -1,0 +1,96 @@
+"""`coanerv evaluate`."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, progress_bar, quiet_option
+
+
+def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
+    try:
+        bits = tuple(int(b) for b in text.split(","))
+    except ValueError:
+        bits = ()
+    if not bits or not all(2 <= b <= 8 for b in bits):
+        raise click.BadParameter(f"{text!r} is not a list of numbers from 2 to 8, as in 8,6,4")
+    return bits
+
+
+@click.command()
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="Folder of videos.")
+@click.option("--bits", default="8,7,6,5,4", show_default=True, callback=_parse_bits, help="Numbers of bits to try.")
+@click.option("--side", type=click.IntRange(16), default=256, show_default=True, help="Side of the centre square.")
+@click.option("--overlap", type=click.IntRange(0, 255), help="Pixels that neighbouring cells share.")
+@click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens of each clip.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every score and the means as JSON.")
+@click.option(
+    "--pictures", type=click.Path(path_type=Path), help="Folder for pictures of the best and the worst clips."
+)
+@checkpoint_option
+@device_option
+@quiet_option
+def command(data, bits, side, overlap, refine, json_path, pictures, checkpoint, device, quiet):
+    """Measure PSNR, SSIM and MS-SSIM (normalised YUV) and real file bytes over a folder of videos.
+
+    \b
+    Examples:
+      coanerv evaluate --data videos/
+      coanerv evaluate --data videos/ --bits 6 --json scores.json --pictures pictures/
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from coanerv_codec.corpus import VIDEO_SUFFIXES, list_media
+    from coanerv_codec.evaluate import EvaluateOptions, average, evaluate
+
+    loaded = load_model(checkpoint, device)
+    options = EvaluateOptions(bits, side, refine=refine)
+    if overlap is not None:
+        options = EvaluateOptions(bits, side, overlap, refine)
+    files = [f for f in list_media(data) if f.suffix.lower() in VIDEO_SUFFIXES]
+    extremes = _Extremes()
+    with progress_bar(quiet) as bar:
+        bar.start(len(files) * len(bits))
+        scores = []
+        for score in evaluate(files, loaded, options, extremes.see):
+            scores.append(score)
+            bar.update(len(scores), score.name)
+    rows = average(scores)
+    table = Table("bits", "clips", "bytes", "PSNR dB", "SSIM", "MS-SSIM")
+    for row in rows:
+        numbers = [f"{row['bytes']:,.0f}", f"{row['psnr']:.2f}", f"{row['ssim']:.4f}"]
+        table.add_row(
+            str(row["bits"]), str(row["clips"]), *numbers, "-" if row["ms_ssim"] is None else f"{row['ms_ssim']:.4f}"
+        )
+    Console().print(table)
+    if json_path:
+        content = {"checkpoint": loaded.name, "means": rows, "scores": [asdict(s) for s in scores]}
+        json_path.write_text(json.dumps(content, indent=1))
+    if pictures:
+        extremes.write(pictures)
+
+
+class _Extremes:
+    """Keeps the middle frames of the two worst and two best clips."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[float, str, object]] = []
+
+    def see(self, score, source, result) -> None:
+        from coanerv_codec.pictures import side_by_side
+
+        middle = len(source) // 2
+        label = f"{score.psnr:05.2f}dB-{score.bits}bits-{Path(score.name).stem}"
+        self.kept.append((score.psnr, label, side_by_side(source[middle], result[middle])))
+        self.kept.sort(key=lambda k: k[0])
+        self.kept = self.kept[:2] + self.kept[-2:] if len(self.kept) > 4 else self.kept
+
+    def write(self, folder: Path) -> None:
+        from coanerv_codec.raw_video import png_bytes
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for _, label, picture in self.kept:
+            (folder / f"{label}.png").write_bytes(png_bytes(picture))

@@ -1,0 +1,106 @@
+"""Token refinement: optimise a clip's tokens through the frozen decoder, from where the encoder put them.
+
+The paper's standalone token optimisation, but started by the encoder, against the quantizer's noise, and kept only where it
+pays. The tokens stay within the range they had, so that the quantizer's step does not grow.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coanerv_codec.cells import Layout, cut_row
+from coanerv_codec.engine import decode_grid
+from coanerv_codec.model import Decoder, pixel_grid
+from coanerv_codec.quantizer import dequantize, quantize
+
+LEARNING_RATE = 1e-2
+COORDINATES = 2048  # asked per cell and step
+CELLS = 4  # optimised together
+RANDOM_SCALE = 0.1  # standard deviation of random initial tokens
+
+
+def refine_clip(
+    decoder: Decoder,
+    frames: np.ndarray,
+    layout: Layout,
+    tokens: np.ndarray,
+    bits: int,
+    steps: int,
+    start: str = "encoder",
+) -> np.ndarray:
+    """Frames [F,3,H,W] uint8, tokens [cells,N,d] -> better tokens, never worse once quantized (unless started at random)."""
+    generator = torch.Generator().manual_seed(0)  # the same clip gives the same bytes
+    initial = tokens
+    if start == "random":
+        initial = RANDOM_SCALE * torch.randn(tokens.shape, generator=generator).numpy()
+    refined = np.concatenate(
+        [
+            _refine_cells(decoder, cells, initial[first : first + len(cells)], _span(tokens), bits, steps, generator)
+            for first, cells in _cells(frames, layout, decoder.config.cell)
+        ]
+    )
+    if start == "random":
+        return refined
+    errors = [quantized_error(decoder, frames, layout, candidate, bits) for candidate in (tokens, refined)]
+    return refined if errors[1] < errors[0] else tokens
+
+
+def quantized_error(decoder: Decoder, frames: np.ndarray, layout: Layout, tokens: np.ndarray, bits: int) -> float:
+    """Return the mean squared error over all pixels of all cells, with tokens as a file would hold them."""
+    symbols, z, s = quantize(tokens, bits)
+    stored = dequantize(symbols, z, s)
+    config, device = decoder.config, decoder.base.device
+    axis = (torch.arange(config.cell) / (config.cell - 1)).to(device)
+    t = (torch.arange(config.frames) / config.frames).to(device)
+    total = 0.0
+    for first, cells in _cells(frames, layout, config.cell):
+        for cell, bank in zip(cells, stored[first : first + len(cells)], strict=True):
+            pixels = decode_grid(decoder, torch.from_numpy(bank).to(device)[None], axis[None], axis[None], t)[0]
+            target = torch.from_numpy(cell).to(device).permute(0, 2, 3, 1)
+            total += (pixels.clamp(0, 1) - target).square().mean().item()
+    return total / layout.cells
+
+
+def _cells(frames: np.ndarray, layout: Layout, side: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the clip's cells a few at a time: the number of the first, and cells [n,F,3,S,S] float32."""
+    for row in range(layout.y.count):
+        cells = cut_row(frames, layout, row, side)
+        for first in range(0, len(cells), CELLS):
+            yield row * layout.x.count + first, cells[first : first + CELLS]
+
+
+def _span(tokens: np.ndarray) -> tuple[float, float]:
+    return float(tokens.min()), float(tokens.max())
+
+
+def _refine_cells(
+    decoder: Decoder,
+    cells: np.ndarray,
+    tokens: np.ndarray,
+    span: tuple[float, float],
+    bits: int,
+    steps: int,
+    generator: torch.Generator,
+) -> np.ndarray:
+    """Cells [n,F,3,S,S], tokens [n,N,d] -> tokens [n,N,d] after `steps` steps of Adam, the rate falling to zero."""
+    config, device = decoder.config, decoder.base.device
+    omega = pixel_grid(config.frames, config.cell, config.cell).to(device)
+    pixels = torch.from_numpy(cells).to(device).transpose(2, 1).flatten(2).transpose(1, 2)  # [n,F*S*S,3]
+    free = torch.from_numpy(tokens).to(device).clone().requires_grad_()
+    optimizer = torch.optim.Adam([free], lr=LEARNING_RATE)
+    quantizer_step = (span[1] - span[0]) / (2**bits - 1)
+    with torch.enable_grad():
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / steps)
+            asked = torch.randint(len(omega), (COORDINATES,), generator=generator).to(device)
+            noise = (torch.rand(free.shape, generator=generator) - 0.5).to(device) * quantizer_step
+            error: Tensor = (decoder(free + noise, omega[asked]) - pixels[:, asked]).square().mean((1, 2))
+            optimizer.zero_grad()
+            # Adam does not care for the scale of a cell's loss, so cells optimised together do not disturb each other.
+            error.sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                free.clamp_(*span)
+    return free.detach().cpu().numpy()
