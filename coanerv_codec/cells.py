@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coanerv_codec.errors import InputError
+
 DEFAULT_OVERLAP = 8  # pixels; docs/cells.md shows what smaller and larger ones cost and hide
 
 
@@ -59,6 +61,8 @@ class Axis:
 
 def plan_axis(length: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Axis:
     """Choose the count for which a cell covers about its native size (256 pixels are 2 cells of 128, not 3)."""
+    if overlap >= cell:
+        raise ValueError(f"cells of {cell} pixels cannot overlap by {overlap}")
     count = max(1, round((length - overlap) / (cell - overlap)))
     return Axis(length, count, overlap if count > 1 else 0)
 
@@ -107,7 +111,10 @@ class Layout:
 
 def plan_layout(width: int, height: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Layout:
     """Cover a picture with cells of about their native size."""
-    return Layout(plan_axis(width, cell, overlap), plan_axis(height, cell, overlap))
+    try:
+        return Layout(plan_axis(width, cell, overlap), plan_axis(height, cell, overlap))
+    except ValueError as error:
+        raise InputError(f"a {width}x{height} picture: {error}; use a smaller --overlap") from error
 
 
 def fixed_layout(width: int, height: int, columns: int, rows: int, overlap: int) -> Layout:
@@ -118,9 +125,10 @@ def fixed_layout(width: int, height: int, columns: int, rows: int, overlap: int)
 def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarray:
     """Cut one row of cells out of a clip: frames [F,3,H,W] uint8 -> [columns,F,3,side,side] float32 in [0, 1]."""
     top, vertical = sampling_matrix(layout.y, row, side)
-    strip = frames[:, :, top : top + vertical.shape[1]].astype(np.float32)
-    strip *= 1 / 255
-    strip = np.matmul(vertical, strip)  # [F,3,side,W]
+    rows = slice(top, top + vertical.shape[1])
+    vertical *= np.float32(1 / 255)
+    # Frame by frame, since a row of cells may be as high as the picture.
+    strip = np.stack([vertical @ frame[:, rows].astype(np.float32) for frame in frames])  # [F,3,side,W]
     cells = []
     for column in range(layout.x.count):
         left, horizontal = sampling_matrix(layout.x, column, side)

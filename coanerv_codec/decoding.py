@@ -20,7 +20,7 @@ from coanerv_codec.bank import decode_bank
 from coanerv_codec.cells import Axis, Layout, fixed_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import ColorTags
-from coanerv_codec.container import Reader
+from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.engine import decode_grid
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import Decoder
@@ -57,6 +57,10 @@ def make_view(
             f"the crop {left},{top},{crop_width},{crop_height} is not inside the {width}x{height} picture"
         )
     out_width, out_height = size or (crop_width, crop_height)
+    if max(out_width, out_height) > DEFAULT_LIMITS.side:
+        raise CoanervError(
+            f"{out_width}x{out_height} is too large: a picture's sides are at most {DEFAULT_LIMITS.side}"
+        )
     return View(_positions(left, crop_width, out_width), _positions(top, crop_height, out_height))
 
 
@@ -262,13 +266,17 @@ def decode_items(
     layout = layout_of(header)
     origin: int | None = None
     held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
+    waiting: list[Packet] = []  # until the first clip tells when the video begins
 
     def frames(clip: ClipRecord, end: int, lost: int = 0) -> Iterator[Frame]:
         moments = clip_moments(clip, end, header, timing, origin, lost)
-        if moments:
-            t = np.array([m.t for m in moments], np.float32)
-            pictures = decode_clip(checkpoint.model.decoder, clip_tokens(clip, header), layout, view, t, options)
-            yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(moments, pictures, strict=True))
+        tokens = clip_tokens(clip, header) if moments else None
+        # A clip's worth at a time: a high frame rate may ask for any number.
+        for first in range(0, len(moments), header.frames_per_clip):
+            some = moments[first : first + header.frames_per_clip]
+            t = np.array([m.t for m in some], np.float32)
+            pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, t, options)
+            yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(some, pictures, strict=True))
 
     for item in items:
         if isinstance(item, ClipRecord):
@@ -277,8 +285,10 @@ def decode_items(
                 yield from frames(held, item.pts[0], item.first_frame - held.first_frame - len(held.pts))
             held = item
         elif isinstance(item, list):
-            kept = [p for p in item if p.stream in streams]
-            yield from _packets_in_time(kept, streams, header, timing, origin or 0)
+            waiting += [p for p in item if p.stream in streams]
+        if origin is not None:
+            yield from _packets_in_time(waiting, streams, header, timing, origin)
+            waiting = []
     if held is not None:
         yield from frames(held, held.pts[-1] + held.last_duration)
 
@@ -319,7 +329,6 @@ def describe_output(
     header: Header, streams: Iterable[StreamInfo], metadata: dict[str, str], view: View, timing: Timing
 ) -> VideoInfo:
     """Return the description of the decoded video: the source's, at the size and rate asked."""
-    native = len(view.x) == header.width and len(view.y) == header.height
     return VideoInfo(
         width=len(view.x),
         height=len(view.y),
@@ -329,7 +338,7 @@ def describe_output(
         sample_aspect_ratio=header.sample_aspect_ratio or None,
         rotation=header.rotation,
         flip=header.flip,
-        chroma=header.chroma if native else "420",
+        chroma=header.chroma,
         bit_depth=header.bit_depth,
         alpha=header.alpha,
         scan=header.scan,

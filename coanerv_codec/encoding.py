@@ -22,6 +22,9 @@ from coanerv_codec.video import Frame, Packet, VideoInfo
 # Cells go through the encoder in batches of one fixed size, so that the same video gives the same bytes however it is cut.
 CELL_BATCH = 4
 
+# Packets are written after so many even if the clip is not complete, since 8 frames may last for hours.
+PACKET_BATCH = 256
+
 
 @dataclass(frozen=True)
 class EncodeOptions:
@@ -37,7 +40,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodeProgress:
-    """Told after every clip."""
+    """Told after every clip, and once more when the file is complete."""
 
     frames: int
     bytes: int
@@ -113,13 +116,19 @@ def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndar
 def gather_clips(
     items: Iterable[Frame | Packet], frames: int, limit: int | None
 ) -> Iterator[tuple[list[Frame], list[Packet]]]:
-    """Group what a reader yields into clips of `frames` frames (the last may be shorter) and the packets seen meanwhile."""
+    """Group what a reader yields into clips of `frames` frames (the last may be shorter) and the packets seen meanwhile.
+
+    Where packets are many they come before their clip is complete, with an empty list of frames.
+    """
     clip: list[Frame] = []
     packets: list[Packet] = []
     count = 0
     for item in items:
         if isinstance(item, Packet):
             packets.append(item)
+            if len(packets) == PACKET_BATCH:
+                yield [], packets
+                packets = []
             continue
         clip.append(item)
         count += 1
@@ -172,4 +181,5 @@ def encode_video(
     if not done:
         raise InputError("the source has no video frames")
     writer.finish()
+    progress(EncodeProgress(done, writer.offset, float(elapsed)))
     return header

@@ -4,15 +4,35 @@ A cell is always asked on a product grid, some x times some y times some t: that
 sizes and other frame rates, costs what is asked and no more, and is what the fast engine lives on.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from coanerv_codec.errors import FormatError
+from coanerv_codec.config import Config
+from coanerv_codec.errors import CoanervError, FormatError
 from coanerv_codec.model import Decoder
 from coanerv_codec.reference import decode_reference
 from coanerv_codec.separable import decode_separable
 
 ENGINES = ("separable", "reference")
+LARGEST_TILE = 4096
+
+
+def tile_within(config: Config, engine: str, budget: int) -> int:
+    """Return the largest tile whose working memory (tile^2 queries for each of F frames) is within `budget` bytes."""
+    n, heads, inner = config.tokens, config.decoder_heads, config.decoder_heads * config.decoder_head_dim
+    if engine == "separable" and config.retrieval == "temperature":
+        # Per pixel: the factors of all heads and tokens; per query: a head's product, the sum, a layer's output, 1/den.
+        floats = heads * n + config.frames * (3 * (config.mlp_hidden + 1) + heads)
+    else:
+        # Per query: gamma, the query, the attended feature twice, the MLP; LAL also keeps the attention itself, twice.
+        attention = 2 * heads * n if config.retrieval == "lal" else 0
+        floats = config.frames * (config.gamma_dim + 3 * inner + 2 * config.mlp_hidden + attention)
+    tile = math.isqrt(budget // (4 * floats))
+    if tile < 1:
+        raise CoanervError(f"decoding needs at least {4 * floats} bytes of working memory; raise --max-memory")
+    return min(tile, LARGEST_TILE)
 
 
 @torch.no_grad()

@@ -155,8 +155,8 @@ class ContainerSink:
         except ValueError as error:
             raise OutputError(f"{self._container.format.name} cannot hold {encoder} video; choose another") from error
         codec = stream.codec_context
-        # PyAV cannot give the aspect ratio to the Matroska muxer, only to encoders, and these have no place for it.
-        aspectless = codec.codec.canonical_name in ("vp8", "vp9", "av1") and self._matroska
+        # PyAV cannot give the aspect ratio to the Matroska muxer, only to encoders, and other codecs have no place for it.
+        aspectless = self._matroska and codec.codec.canonical_name not in ("h264", "hevc")
         if aspectless and (info.sample_aspect_ratio or 1) != 1:
             self.warnings.append("its sample aspect ratio is lost with this encoder; write .mp4, or .mkv with libx264")
         codec.sample_aspect_ratio = info.sample_aspect_ratio or 0

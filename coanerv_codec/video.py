@@ -31,6 +31,9 @@ NOT_VIDEO = {"tty"}
 # FFmpeg's field orders that show the bottom field first.
 BOTTOM_FIRST = {3, 4}
 
+# What HDR10 says about the display and the light levels of its mastering, as FFmpeg names it.
+MASTERING = {"MASTERING_DISPLAY_METADATA", "CONTENT_LIGHT_LEVEL", "DYNAMIC_HDR_PLUS", "DOVI_METADATA"}
+
 # How many packets `open_video` may look at to find the first of every audio stream.
 PROBE_PACKETS = 256
 
@@ -228,6 +231,8 @@ class VideoReader:
         _, chroma, depth = _planes(frame)
         color = _color_tags(frame, _chroma_location(video))
         self.warnings += color_warnings(color, chroma, depth)
+        if MASTERING & {side_data.type.name for side_data in frame.side_data}:
+            self.warnings.append("HDR mastering data (display, light levels) is not kept")
         alpha = any(component.is_alpha for component in frame.format.components)
         if alpha:
             self.warnings.append("transparency is dropped")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from coanerv_codec import separable
 from coanerv_codec.config import PRESETS, Config
-from coanerv_codec.engine import decode_grid
-from coanerv_codec.errors import FormatError
+from coanerv_codec.engine import decode_grid, tile_within
+from coanerv_codec.errors import CoanervError, FormatError
 from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV, Decoder, pixel_grid
 
@@ -61,10 +61,11 @@ def test_reference_is_the_model_itself():
     assert difference(pixels, expected) <= 1e-6
 
 
-@pytest.mark.parametrize("change", [{}, {"gamma_skip": True}, {"mlp_depth": 3}, {"gamma_skip": True, "mlp_depth": 4}])
+@pytest.mark.parametrize("depth", [2, 3, 4])
+@pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("preset", ["tiny", "base"])
-def test_separable_equals_reference(preset, change):
-    decoder = local_decoder(replace(PRESETS[preset], **change))
+def test_separable_equals_reference(preset, skip, depth):
+    decoder = local_decoder(replace(PRESETS[preset], gamma_skip=skip, mlp_depth=depth))
     torch.nn.init.normal_(decoder.out.bias)
     tokens = random_tokens(decoder, cells=2)
     x, y, t = torch.rand(2, 37), torch.rand(2, 29), torch.rand(11)
@@ -167,9 +168,9 @@ def test_lal_is_left_to_the_reference():
     assert torch.equal(*(decode_grid(decoder, tokens, x, y, t, engine=e) for e in ("separable", "reference")))
 
 
-@pytest.mark.parametrize("change", [{}, {"gamma_skip": True}])
-def test_bf16_stays_within_a_code_value(change):
-    decoder = local_decoder(replace(SMALL, **change))
+@pytest.mark.parametrize("skip", [False, True])
+def test_bf16_stays_within_a_code_value(skip):
+    decoder = local_decoder(replace(SMALL, gamma_skip=skip))
     tokens = random_tokens(decoder)
     x, y, t = line(16), line(16), torch.arange(4) / 4
     exact, rough = (decode_grid(decoder, tokens, x, y, t, precision=p) for p in ("fp32", "bf16"))
@@ -190,3 +191,20 @@ def test_work_is_bounded_by_the_tile(monkeypatch):
     decode_grid(decoder, random_tokens(decoder), line(300), line(200), line(1)[0], tile=8)
     assert max(widest) <= 64
     assert sum(widest) == 300 * 200 * SMALL.decoder_heads
+
+
+@pytest.mark.parametrize("wrong", [{"engine": "fast"}, {"precision": "auto"}])
+def test_unknown_engines_and_precisions_are_refused(wrong):
+    decoder = local_decoder()
+    with pytest.raises(ValueError, match="no engine"):
+        decode_grid(decoder, random_tokens(decoder), line(2), line(2), line(2)[0], **wrong)
+
+
+@pytest.mark.parametrize("engine", ["separable", "reference"])
+def test_largest_tile_within_a_memory_budget(engine):
+    config = PRESETS["base"]
+    tiles = [tile_within(config, engine, budget) for budget in (10**6, 10**7, 10**8)]
+    assert tiles == sorted(tiles)
+    assert tiles[0] < tiles[2] <= 4096
+    with pytest.raises(CoanervError, match="working memory"):
+        tile_within(config, engine, 100)

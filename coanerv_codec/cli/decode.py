@@ -47,6 +47,12 @@ class Number(click.ParamType):
     show_default=True,
     help="Memory: F x TILE x TILE queries at a time.",
 )
+@click.option(
+    "--max-memory",
+    type=click.IntRange(1),
+    metavar="MB",
+    help="Choose the largest tile whose queries need at most this much memory, instead of --tile.",
+)
 @click.option("--engine", type=click.Choice(["separable", "reference"]), default="separable", show_default=True)
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
 @click.option("--scale", type=Number(), help="Decode at this multiple of the size.")
@@ -73,8 +79,8 @@ class Number(click.ParamType):
 @overwrite_option
 @quiet_option
 def command(
-    source, output, tile, engine, precision, scale, size, crop, fps, start, duration, crf, encoder, lossless, no_audio,
-    on_error, checkpoint, device, overwrite, quiet,
+    source, output, tile, max_memory, engine, precision, scale, size, crop, fps, start, duration, crf, encoder, lossless,
+    no_audio, on_error, checkpoint, device, overwrite, quiet,
 ):  # fmt: skip
     """Decode a .coa file into a video. INPUT is a file, or - for standard input.
 
@@ -91,6 +97,7 @@ def command(
         raise click.UsageError("--fps and --scale must be more than 0")
     from coanerv_codec.decoding import EngineOptions, Timing, make_view
     from coanerv_codec.device import pick_device, pick_precision
+    from coanerv_codec.engine import tile_within
     from coanerv_codec.files import decode_file, open_coa
 
     timing = Timing(start, duration, fps)
@@ -104,6 +111,8 @@ def command(
             asked = max(1, round(width * scale)), max(1, round(height * scale))
         view = make_view(header.width, header.height, asked, box)
         loaded = load_model(checkpoint, device, header.checkpoint)
+        if max_memory:
+            tile = tile_within(loaded.model.config, engine, max_memory * 10**6)
         bar.start(_count_frames(reader) if timing == Timing() else None)
         done = decode_file(
             reader,
