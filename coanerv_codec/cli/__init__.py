@@ -66,7 +66,8 @@ def main() -> None:
         click.echo("coanerv: interrupted; nothing was left behind", err=True)
         sys.exit(130)
     except CoanervError as error:
-        click.echo(f"coanerv: {error}", err=True)
+        if os.environ.get("RANK", "0") == "0":  # of several training processes one speaks
+            click.echo(f"coanerv: {error}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our stdout went away (`| head`): not an error worth a message, but not success either.

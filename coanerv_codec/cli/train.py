@@ -3,9 +3,13 @@
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -87,8 +91,6 @@ def command(
         return
     if data is None:
         raise click.UsageError("--data DIR is needed: a folder of videos to train on")
-    if processes > 1 and "WORLD_SIZE" not in os.environ:
-        _respawn(processes)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
     import torch
@@ -113,6 +115,8 @@ def command(
     sets = [
         corpus.build_cache(part, cache or out / "cache", config.frames, config.cell) for part in (used, held) if part
     ]
+    if processes > 1 and "WORLD_SIZE" not in os.environ:
+        _spawn(processes)  # after the cache is there, so that it is made once
     main = int(os.environ.get("RANK", "0")) == 0
     if main:
         click.echo(
@@ -148,10 +152,28 @@ def _after(out: Path, preset: str, export_folder: Path | None, plot: Path | None
         click.echo(plot)
 
 
-def _respawn(processes: int) -> None:
-    """Start this same command once per process under torchrun."""
-    arguments = ["--standalone", "--nproc-per-node", str(processes), "-m", "coanerv_codec", *sys.argv[1:]]
-    os.execv(sys.executable, [sys.executable, "-m", "torch.distributed.run", *arguments])
+def _spawn(processes: int) -> NoReturn:
+    """Run this same command once per process, as torchrun would (whose tracebacks a user should not see), and exit."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+    command = [sys.executable, "-m", "coanerv_codec", *sys.argv[1:]]
+    children = []
+    for rank in range(processes):
+        own = {k: str(v) for k, v in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        children.append(subprocess.Popen(command, env=os.environ | own))
+    # Ctrl-C reaches the children by itself; they save and end, and so do we.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
+    while all(child.poll() in (None, 0) for child in children) and any(child.poll() is None for child in children):
+        time.sleep(0.2)
+    failed = [code for child in children if (code := child.poll())]
+    for child in children:
+        if failed and child.poll() is None:
+            child.kill()  # it waits for the one that failed
+        child.wait()
+    sys.exit(abs(failed[0]) if failed else 0)
 
 
 def _change(base, options: tuple[str, ...]):
