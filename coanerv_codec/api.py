@@ -57,6 +57,8 @@ def _from_pictures(pictures: Iterable[np.ndarray], fps: Fraction) -> tuple[Video
     first = next(pictures, None)
     if first is None:
         raise InputError("there are no pictures to encode")
+    if first.ndim != 3:
+        raise InputError(f"picture 0 is {first.dtype} {first.shape}, not uint8 (height, width, 3)")
     height, width = first.shape[:2]
     info = VideoInfo(width, height, 1 / fps, frame_duration=1, rate=fps, chroma="444")
 
@@ -65,8 +67,8 @@ def _from_pictures(pictures: Iterable[np.ndarray], fps: Fraction) -> tuple[Video
         while picture is not None:
             if picture.dtype != np.uint8 or picture.shape != (height, width, 3):
                 raise InputError(f"picture {pts} is {picture.dtype} {picture.shape}, not uint8 {(height, width, 3)}")
-            green_blue_red = [np.ascontiguousarray(picture[..., c]) for c in (1, 2, 0)]
-            yield Frame(pts, 1, to_model(green_blue_red, "rgb", ColorTags()))
+            planes = [np.ascontiguousarray(picture[..., c]) for c in range(3)]
+            yield Frame(pts, 1, to_model(planes, "rgb", ColorTags()))
             picture, pts = next(pictures, None), pts + 1
 
     return info, frames()
@@ -86,9 +88,8 @@ def decode(
     device: str = "auto",
 ) -> Iterator[np.ndarray]:
     """Decode a `.coa` file into RGB pictures, uint8 [H, W, 3]; size is (width, height), crop (left, top, width, height)."""
-    timing = Timing(
-        Fraction(start), None if duration is None else Fraction(duration), None if fps is None else Fraction(fps)
-    )
+    # Through its text, as 0.1 is meant to be a tenth and not the float nearest to it.
+    timing = Timing(*(None if v is None else Fraction(str(v)) for v in (start, duration, fps)))
     with open(source, checkpoint=checkpoint, device=device) as coa:
         view = make_view(coa.header.width, coa.header.height, size, crop)
         clips = (item for item in coa.reader if isinstance(item, ClipRecord))

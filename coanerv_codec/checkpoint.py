@@ -111,10 +111,10 @@ def _read(path: Path) -> tuple[Config, dict[str, Tensor]]:
 
 def weights_folder() -> Path:
     """Return the folder of shipped checkpoints: package data when installed, `weights/` beside the package in a checkout."""
-    beside = Path(__file__).resolve().parent.parent / "weights"
-    if (beside / "README.md").exists():
-        return beside
-    return Path(str(resources.files("coanerv_codec.weights")))
+    try:
+        return Path(str(resources.files("coanerv_codec.weights")))
+    except ModuleNotFoundError:
+        return Path(__file__).resolve().parent.parent / "weights"
 
 
 def find_checkpoint(explicit: Path | None = None, wanted: str | None = None) -> Path:

@@ -244,6 +244,10 @@ class Cells(IterableDataset):
         )
         self.videos = [i for i in corpus.items if i.frames >= config.frames]
         self.photos = [i for i in corpus.items if i.frames < config.frames]
+        if not corpus.items:
+            raise InputError(
+                f"nothing to train on: no file has {config.frames} frames of {config.cell}x{config.cell} pixels or more"
+            )
         self.first_step, self.rank, self.world = 0, 0, 1
 
     def cell(self, number: int) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -266,7 +270,6 @@ class Cells(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()
         start, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        torch.set_num_threads(1)
         step = self.first_step + start
         while True:
             yield self.step(step)
@@ -300,4 +303,6 @@ def centre_cells(corpus: Corpus, config: Config, side: int = 256) -> tuple[Tenso
                 s = config.cell
                 clips.append(clip[:, :, j * s : (j + 1) * s, i * s : (i + 1) * s])
                 owners.append(number)
+    if not clips:
+        raise InputError(f"no video of {config.frames} frames to validate on; name a folder that has one with --valid")
     return torch.stack(clips), owners

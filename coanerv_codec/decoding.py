@@ -129,12 +129,12 @@ def decode_clip(
     Works through rows of cells; besides the frames only one such row is in memory as floating point.
     """
     device = decoder.base.device
-    frames = np.empty((len(t), 3, len(view.y), len(view.x)), np.uint8)
     moments = torch.from_numpy(np.asarray(t, np.float32)).to(device)
     columns = _shares(layout.x, view.x)
     rows = _shares(layout.y, view.y)
     carried = torch.zeros(len(t), 3, 0, len(view.x), device=device)  # rows that the next row of cells fades into
     done = 0  # rows of the view that are finished
+    finished: list[Tensor] = []
     for number, row in enumerate(rows):
         if not len(row.weights):
             continue
@@ -145,9 +145,11 @@ def decode_clip(
                 cell = torch.from_numpy(tokens[number * layout.x.count + column]).to(device)
                 _add_cell(strip, decoder, cell, share, row, moments, options)
         end = next((r.first for r in rows[number + 1 :] if len(r.weights)), len(view.y))
-        frames[:, :, done:end] = _to_uint8(strip[:, :, : end - done])
+        finished.append(_to_uint8(strip[:, :, : end - done]))
         carried, done = strip[:, :, end - done :], end
-    return frames
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return torch.cat(finished, dim=2).numpy()
 
 
 def _add_cell(
@@ -163,8 +165,9 @@ def _add_cell(
     strip[..., x.first : x.first + len(x.weights)].addcmul_(pixels, weights)
 
 
-def _to_uint8(pixels: Tensor) -> np.ndarray:
-    return (pixels * 255 + 0.5).clamp_(0, 255).to(torch.uint8).cpu().numpy()
+def _to_uint8(pixels: Tensor) -> Tensor:
+    """Round to code values. From a GPU they travel through pinned memory while it goes on: synchronise before use."""
+    return (pixels * 255 + 0.5).clamp_(0, 255).to(torch.uint8).to("cpu", non_blocking=True)
 
 
 @torch.inference_mode()

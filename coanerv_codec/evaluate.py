@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from coanerv_codec.bank import encode_bank
-from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, plan_layout, sampling_matrix
+from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, plan_layout, sampling_matrix
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader, Writer
 from coanerv_codec.decoding import clip_tokens, decode_clip, layout_of, make_view
@@ -75,11 +75,10 @@ def _resize(clip: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def code_clip(
-    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, overlap: int
+    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout
 ) -> tuple[int, np.ndarray]:
     """Store a clip's tokens in a complete file and decode that: returns its bytes and the frames [F,3,H,W] uint8."""
     frames, _, height, width = clip.shape
-    layout = plan_layout(width, height, checkpoint.model.config.cell, overlap)
     info = VideoInfo(width, height, Fraction(1, 25), frame_duration=1, rate=Fraction(25))
     file = io.BytesIO()
     writer = Writer(file, make_header(info, layout, checkpoint))
@@ -112,7 +111,7 @@ def evaluate(
             better = tokens
             if options.refine:
                 better = refine_clip(checkpoint.model.decoder, clip, layout, tokens, bits, options.refine)
-            size, result = code_clip(clip, better, checkpoint, bits, options.overlap)
+            size, result = code_clip(clip, better, checkpoint, bits, layout)
             a, b = (torch.from_numpy(x).float() / 255 for x in (clip, result))
             score = Score(path.name, bits, size, psnr(a, b), ssim(a, b), ms_ssim(a, b))
             keep(score, clip, result)

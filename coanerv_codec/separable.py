@@ -89,7 +89,8 @@ def _decode_part(
     x, y, t = (u[cut] for u, cut in zip((x, y, t), part, strict=True))
     out = out[part[2], :, part[1], part[0]]
     rows = min(len(y), max(1, pixels // len(x)))
-    largest = _decode_passes(decoder, _tables(decoder, cell, x, y, t), out, rows)
+    passes = _decode_passes_batched if x.is_cuda else _decode_passes
+    largest = passes(decoder, _tables(decoder, cell, x, y, t), out, rows)
     # NaN must fail too, hence not `largest > ...`. One look for all passes: on a GPU each look waits.
     for i in (~(largest <= 1 / FLOOR)).nonzero().flatten().tolist():
         _retry(decoder, cell, x, y[i * rows : (i + 1) * rows], t, out[:, :, i * rows : (i + 1) * rows])
@@ -169,6 +170,29 @@ def _decode_passes(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> 
         for layer in decoder.mlp[1:]:
             z = torch.addmm(layer.bias[:, None], layer.weight, functional.silu(z, inplace=True))
         out[:, :, row] = z.add_(0.5).view(3, frames, h, width).transpose(0, 1)
+    return torch.stack(largest)
+
+
+def _decode_passes_batched(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> Tensor:
+    """`_decode_passes` for a GPU: all heads in one product, few launches, and memory that is not counted in caches."""
+    ex, ey, et, values, shift = tables
+    (heads, frames, n), width = et.shape, ex.shape[2]
+    hidden = values.shape[1] // frames - 1
+    largest = []
+    for top in range(0, ey.shape[2], rows):
+        row = slice(top, min(top + rows, ey.shape[2]))
+        factor = (ey[:, :, row, None] * ex[:, :, None, :]).flatten(2).to(et.dtype)  # [H,N,P]
+        product = torch.bmm(values, factor).unflatten(1, (hidden + 1, frames))
+        den = product[:, -1] if et.dtype == torch.float32 else et.float() @ factor.float()
+        inverse = den.reciprocal()  # [H,T,P]
+        largest.append(inverse.amax())
+        z = (product[:, :-1] * inverse[:, None]).sum(0)  # [hidden,T,P]
+        if shift is not None:
+            z += (shift[1][:, row, None] + shift[0][:, None, :]).flatten(1)[:, None]
+        z = z.flatten(1)
+        for layer in decoder.mlp[1:]:
+            z = torch.addmm(layer.bias[:, None], layer.weight, functional.silu(z))
+        out[:, :, row] = z.add_(0.5).unflatten(1, (frames, -1, width)).transpose(0, 1)
     return torch.stack(largest)
 
 

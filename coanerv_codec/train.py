@@ -290,7 +290,9 @@ class RunLog:
 
     def __init__(self, path: Path, step: int):
         kept = [r for r in read_log(path) if r["step"] <= step] if path.exists() else []
-        path.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        part = path.with_name(f".{path.name}.part")
+        part.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        part.replace(path)
         self.path = path
 
     def write(self, record: dict[str, float]) -> None:

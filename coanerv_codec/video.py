@@ -434,10 +434,10 @@ def _chroma_location(stream: av.VideoStream) -> int:
     """Where the chroma samples lie. PyAV does not say, but Matroska stores it: its muxer is asked for a header."""
     header = io.BytesIO()
     with av.open(header, "w", format="matroska", options={"allow_raw_vfw": "1"}) as probe:
-        probe.add_stream_from_template(stream, opaque=True)
         try:
+            probe.add_stream_from_template(stream, opaque=True)
             probe.start_encoding()
-        except av.FFmpegError:
+        except (av.FFmpegError, ValueError):
             return 0  # a codec Matroska cannot hold; none of those has a chroma location
     # ChromaSitingHorz and ChromaSitingVert: 1 is on the luma sample (left, top), 2 is half-way.
     siting = re.search(rb"\x55\xb7\x81(.)\x55\xb8\x81(.)", header.getvalue(), re.DOTALL)

@@ -144,5 +144,7 @@ def _output_errors(name: str | Path) -> Iterator[None]:
     """Errors of FFmpeg and the operating system become an `OutputError` that names the file."""
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of our standard output went away, which is no fault of the output
     except (av.FFmpegError, OSError) as error:
         raise OutputError(f"{name}: cannot be written: {error.strerror}") from error

@@ -208,3 +208,14 @@ def test_largest_tile_within_a_memory_budget(engine):
     assert tiles[0] < tiles[2] <= 4096
     with pytest.raises(CoanervError, match="working memory"):
         tile_within(config, engine, 100)
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, gamma_skip=True, mlp_depth=3)])
+def test_the_passes_of_a_gpu_compute_the_same(config, monkeypatch):
+    decoder = local_decoder(config)
+    torch.manual_seed(1)
+    tokens = torch.randn(1, config.tokens, config.token_dim)
+    grid = torch.rand(1, 13), torch.rand(1, 11), torch.arange(3) / 8
+    expected = decode_grid(decoder, tokens, *grid, tile=8)
+    monkeypatch.setattr(separable, "_decode_passes", separable._decode_passes_batched)
+    assert (decode_grid(decoder, tokens, *grid, tile=8) - expected).abs().max() <= 1e-5

@@ -16,6 +16,7 @@ COMMANDS = {
     "info": "Show what is in a .coa file.",
     "demo": "Encode and decode a bundled clip, and show what comes back.",
     "evaluate": "Measure PSNR, SSIM and real file sizes over a folder of videos.",
+    "seams": "Measure what cells and clips do to a video.",
     "bench": "Measure the speed of encoding and decoding on this machine.",
     "train": "Train a checkpoint on a folder of videos.",
 }
@@ -39,6 +40,15 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command. A closed standard output is dealt with here, since click would make it a plain failure."""
+        try:
+            super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader went away (`| head`): not an error worth a message, but not success either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="coanerv")
@@ -56,9 +66,7 @@ def group() -> None:
 def main() -> None:
     """Run the command line; every expected failure ends in one line on stderr and a documented exit code."""
     try:
-        group(standalone_mode=False)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        sys.exit(group(standalone_mode=False))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -69,10 +77,6 @@ def main() -> None:
         if os.environ.get("RANK", "0") == "0":  # of several training processes one speaks
             click.echo(f"coanerv: {error}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader of our stdout went away (`| head`): not an error worth a message, but not success either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:
         click.echo(f"coanerv: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
         sys.exit(1)

@@ -1,5 +1,6 @@
 """`coanerv decode`."""
 
+import re
 import time
 from fractions import Fraction
 
@@ -25,14 +26,13 @@ class Number(click.ParamType):
     name = "number"
 
     def convert(self, value, param, ctx):
-        """Read a decimal number or a fraction, not negative."""
+        """Read a decimal number or a fraction, not negative. Short, as 1e999999999 would fill the memory with its digits."""
+        if isinstance(value, Fraction):
+            return value
         try:
-            number = value if isinstance(value, Fraction) else Fraction(value)
-        except (ValueError, ZeroDivisionError):
-            number = Fraction(-1)
-        if number < 0:
+            return Fraction(re.fullmatch(r"\d{0,9}\.?\d{1,9}|\d{1,9}/\d{1,9}", value)[0])
+        except (TypeError, ZeroDivisionError):
             self.fail(f"{value!r} is not a number from 0 up", param, ctx)
-        return number
 
 
 @click.command()

@@ -181,7 +181,7 @@ def _change(base, options: tuple[str, ...]):
     changes = {}
     for option in options:
         name, _, text = option.partition("=")
-        if not hasattr(base, name):
+        if name not in vars(base):
             raise click.UsageError(f"no field {name!r}; there are {', '.join(vars(base))}")
         kind = type(getattr(base, name))
         try:
