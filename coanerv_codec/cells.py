@@ -13,7 +13,7 @@ import numpy as np
 
 from coanerv_codec.errors import InputError
 
-DEFAULT_OVERLAP = 8  # pixels; docs/cells.md shows what smaller and larger ones cost and hide
+DEFAULT_OVERLAP = 4  # pixels: the smallest that leaves no seam (docs/cells.md)
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,9 @@ def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
     return shares
 
 
+STRIP_BYTES = 2**28  # of floating point that a row of cells may take
+
+
 def decode_clip(
     decoder: Decoder,
     tokens: np.ndarray,
@@ -126,12 +129,17 @@ def decode_clip(
 ) -> np.ndarray:
     """Tokens [cells,N,d] of a clip, moments t [T] in [0,1) -> frames [T,3,H',W'] uint8.
 
-    Works through rows of cells; besides the frames only one such row is in memory as floating point.
+    Works through rows of cells; besides the frames only one such row is in memory as floating point. Where cells are so
+    large that this is too much (`--fit` at 4K), the picture is decoded in parts.
     """
     device = decoder.base.device
     moments = torch.from_numpy(np.asarray(t, np.float32)).to(device)
     columns = _shares(layout.x, view.x)
     rows = _shares(layout.y, view.y)
+    if len(view.y) > 1 and 12 * len(t) * max(len(r.weights) for r in rows) * len(view.x) > STRIP_BYTES:
+        half = len(view.y) // 2
+        halves = (View(view.x, part) for part in (view.y[:half], view.y[half:]))
+        return np.concatenate([decode_clip(decoder, tokens, layout, part, t, options) for part in halves], axis=2)
     carried = torch.zeros(len(t), 3, 0, len(view.x), device=device)  # rows that the next row of cells fades into
     done = 0  # rows of the view that are finished
     finished: list[Tensor] = []

@@ -176,7 +176,7 @@ def _decode_passes(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> 
 def _decode_passes_batched(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> Tensor:
     """`_decode_passes` for a GPU: all heads in one product, few launches, and memory that is not counted in caches."""
     ex, ey, et, values, shift = tables
-    (heads, frames, n), width = et.shape, ex.shape[2]
+    frames, width = et.shape[1], ex.shape[2]
     hidden = values.shape[1] // frames - 1
     largest = []
     for top in range(0, ey.shape[2], rows):

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ def cli(use_checkpoint, monkeypatch, capfdbinary) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def process(use_checkpoint) -> Callable[..., subprocess.Popen]:
+def process(use_checkpoint) -> Iterator[Callable[..., subprocess.Popen]]:
     """Start a command in a process of its own, its three streams being pipes."""
     environment = {**os.environ, "PYTHONPATH": str(Path(coanerv_codec.__file__).parents[1])}
     started = []

@@ -18,7 +18,7 @@ from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, Inp
 from coanerv_codec.records import ClipRecord
 from coanerv_codec.video import Frame
 
-ROOT = Path(coa.__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.usefixtures("use_checkpoint")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("use_checkpoint")
 def encoded(clip, checkpoint_path, tmp_path_factory) -> Path:
     """The clip of eleven frames of 70 x 54, encoded."""
     path = tmp_path_factory.mktemp("api") / "clip.coa"
-    coa.encode(clip, path, checkpoint=checkpoint_path)
+    coa.encode(clip, path, checkpoint=checkpoint_path, overlap=8)
     return path
 
 
@@ -62,7 +62,7 @@ def test_the_example_of_the_package_runs(clip, tmp_path, monkeypatch):
 
 def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, coanerv_codec; sys.exit(bool({'torch', 'av', 'numpy'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(coa.__file__).parents[1])
     assert set(coa.__all__) == {"__version__", "decode", "encode", "open"}
     with pytest.raises(AttributeError, match="nonsense"):
         coa.nonsense  # noqa: B018

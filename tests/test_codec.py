@@ -139,14 +139,18 @@ def test_the_same_video_gives_the_same_bytes(checkpoint, checkpoint_path):
 def test_cells_do_not_depend_on_how_many_go_through_the_encoder_together(checkpoint):
     """Bit by bit: the encoder always runs on batches of one size."""
     cells = np.random.default_rng(0).random((7, 8, 3, 32, 32), np.float32)
+    sizes = []
+    hook = checkpoint.model.encoder.register_forward_pre_hook(lambda module, clips: sizes.append(len(clips[0])))
     together = encode_cells(checkpoint.model.encoder, cells)
     alone = np.concatenate([encode_cells(checkpoint.model.encoder, cells[i : i + 1]) for i in range(7)])
+    hook.remove()
+    assert set(sizes) == {encoding.CELL_BATCH}
     assert together.shape == (7, 4, 72)
     assert np.array_equal(together, alone)
 
 
 def test_tokens_stand_in_the_order_of_the_cells(checkpoint):
-    layout = plan_layout(100, 60, 32)
+    layout = plan_layout(100, 60, 32, 8)
     assert (layout.x.count, layout.y.count) == (4, 2)
     clip = np.stack(pictures(8, 100, 60))
     tokens = encode_clip(checkpoint.model.encoder, clip, layout)

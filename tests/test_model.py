@@ -181,7 +181,7 @@ def test_a_tile_does_not_change_the_picture(engine):
     x, y, t = torch.linspace(0, 1, 37)[None], torch.linspace(0, 1, 29)[None], torch.arange(8) / 8
     whole = decoder(tokens, torch.stack(torch.meshgrid(t, y[0], x[0], indexing="ij")[::-1], -1).reshape(-1, 3))
     whole = whole.reshape(1, 8, 29, 37, 3)
-    for tile in (1, 5, 16, 64, 256):
+    for tile in (5, 16, 64, 256):
         tiled = decode_grid(decoder, tokens, x, y, t, engine=engine, tile=tile)
         torch.testing.assert_close(tiled, whole, atol=1e-4, rtol=0)
 

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from make_video import decoded_planes, make_video
 
+from coanerv_codec import decoding
+from coanerv_codec.cells import fixed_layout
 from coanerv_codec.video import CONTAINER_KEYS
 
 
@@ -122,6 +124,18 @@ def test_every_step_of_the_ladder_keeps_size_and_time(round_trip, tmp_path, cell
     source = make_video(tmp_path / "a.mp4", width=70, height=54)
     result = round_trip(source, "b.mp4", encode=cells).result
     assert (result.size, result.times) == ((70, 54), probe(source).times)
+
+
+@pytest.mark.parametrize("cells", [(1, 1), (3, 2)])
+def test_large_cells_decoded_in_parts_give_the_same_picture(checkpoint, monkeypatch, cells):
+    layout = fixed_layout(150, 100, *cells, 8)
+    tokens = np.random.default_rng(0).standard_normal((layout.cells, 4, 72), np.float32)
+    whole, parts = [], []
+    for strip_bytes, frames in ((2**28, whole), (50_000, parts)):
+        monkeypatch.setattr(decoding, "STRIP_BYTES", strip_bytes)
+        view = decoding.make_view(150, 100)
+        frames.append(decoding.decode_clip(checkpoint.model.decoder, tokens, layout, view, np.arange(8) / 8))
+    assert np.abs(np.array(whole, int) - parts).max() <= 1
 
 
 # --- time -----------------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def test_the_loss_is_what_it_says(corpus):
     assert TrainingLoss(model, QUICK)(batch, 0.0)[0].item() == pytest.approx(mse.sqrt().mean().item(), rel=1e-3)
 
 
-def test_noise_is_that_of_the_quantizer(corpus, monkeypatch):
+def test_noise_is_that_of_the_quantizer(corpus):
     """Tokens reach the decoder moved by up to half a step of their bank's quantizer, at the cell's bits."""
     loss = TrainingLoss(local_model(), QUICK)
     batch = cells_of(corpus).step(0)
