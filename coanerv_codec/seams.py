@@ -72,13 +72,18 @@ def border_error(clip: np.ndarray, checkpoint: Checkpoint, bits: int, overlap: i
 
 
 def overlap_table(clip: np.ndarray, checkpoint: Checkpoint, bits: int) -> list[dict]:
-    """What each overlap costs and hides."""
+    """What each overlap costs and hides. `near` and `rest` are plain: other pixels, so other content, on either side."""
     rows = []
     for overlap in OVERLAPS:
         errors = border_error(clip, checkpoint, bits, overlap)
-        size, result = code(clip, checkpoint, bits, plan_layout(*_size(clip), checkpoint.model.config.cell, overlap))
-        psnr = _decibel(_squared_error(clip, result).mean())
-        rows.append({"overlap": overlap, "bytes": size, "psnr": psnr, **errors._asdict()})
+        layout = plan_layout(*_size(clip), checkpoint.model.config.cell, overlap)
+        size, result = code(clip, checkpoint, bits, layout)
+        error = _squared_error(clip, result).mean((0, 1))
+        near = _near(layout.y, range(1, layout.y.count))[:, None] | _near(layout.x, range(1, layout.x.count))
+        plain = {"psnr": error.mean(), "near": error[near].mean(), "rest": error[~near].mean()}
+        rows.append(
+            {"overlap": overlap, "bytes": size, **{k: _decibel(v) for k, v in plain.items()}, **errors._asdict()}
+        )
     return rows
 
 

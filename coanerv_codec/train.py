@@ -47,20 +47,22 @@ class Recipe:
     draws: int = 1  # pixels asked per 8x8 block and frame
     lr: float = 1e-3
     warmup: int = 150
-    decay: float = 0.3  # share of the steps over which the rate falls to zero
+    decay: float = 0.6  # share of the steps over which the rate falls to zero
     weight_decay: float = 0.01
     clip: float = 1.0
     ema: float = 0.999
-    rate_lambda: float = 0.05
+    rate_lambda: float = 0.03
     rate_ramp: int = 1000  # steps over which lambda rises to its value
     bits: tuple[int, ...] = (4, 5, 6, 7, 8)
     optimizer: str = "muon"
     loss: str = "rmse"
     start: str = "local"
+    schedule: str = "ours"  # or "paper"
     seed: int = 0
 
 
 PAPER = Recipe(
+    schedule="paper",
     batch=2,
     lr=1e-4,
     warmup=0,
@@ -133,7 +135,7 @@ class TrainingLoss(nn.Module):
 
 def learning_rate(recipe: Recipe, step: int) -> float:
     """Warm-up, constant, then linear to zero (the paper: constant, then a tenth of it)."""
-    if recipe.start == "random" and recipe.loss == "mse":
+    if recipe.schedule == "paper":
         return recipe.lr * (0.1 if step >= (1 - recipe.decay) * recipe.steps else 1.0)
     rise = min(1.0, (step + 1) / max(recipe.warmup, 1))
     fall = (recipe.steps - step) / max(recipe.decay * recipe.steps, 1)
@@ -149,7 +151,7 @@ def make_optimizers(loss: TrainingLoss, recipe: Recipe) -> dict[str, torch.optim
     for name, p in loss.named_parameters():
         muon = recipe.optimizer == "muon" and name.startswith("model.encoder.blocks.") and p.ndim == 2
         (matrices if muon else rest).append(p)
-    betas = (0.9, 0.999) if recipe.loss == "mse" else (0.9, 0.98)
+    betas = (0.9, 0.999) if recipe.schedule == "paper" else (0.9, 0.98)
     optimizers: dict[str, torch.optim.Optimizer] = {
         "adamw": torch.optim.AdamW(rest, lr=recipe.lr, weight_decay=recipe.weight_decay, betas=betas, foreach=True)
     }
@@ -209,6 +211,8 @@ def load_state(path: Path, config: Config, recipe: Recipe) -> State:
             metadata = file.metadata()
             if Config.from_json(metadata["config"]) != config:
                 raise CheckpointError(f"{path} was trained with another configuration; resume with the same --preset")
+            if json.loads(metadata["recipe"])["optimizer"] != recipe.optimizer:
+                raise CheckpointError(f"{path} was trained with another optimizer; resume with the same one")
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a dict)
         state.step = int(metadata["step"])
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
@@ -420,8 +424,10 @@ def export(run: Path, folder: Path, preset: str) -> Path:
     path = run / STATE
     try:
         with safe_open(path, "pt") as file:
-            config, step = Config.from_json(file.metadata()["config"]), file.metadata()["step"]
-        state = load_state(path, config, Recipe())
+            metadata = file.metadata()
+            config, step = Config.from_json(metadata["config"]), metadata["step"]
+            optimizer = json.loads(metadata["recipe"])["optimizer"]
+        state = load_state(path, config, Recipe(optimizer=optimizer))
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"cannot export from {path}: {error}") from error
     return save_checkpoint(state.ema, folder, preset, {"step": step})

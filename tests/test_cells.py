@@ -23,7 +23,7 @@ def axes(draw) -> Axis:
     ("length", "count"), [(1, 1), (17, 1), (128, 1), (180, 1), (256, 2), (720, 6), (1000, 8), (1080, 9), (1920, 15)]
 )
 def test_counts_of_native_cells(length, count):
-    axis = plan_axis(length, 128, 8)
+    axis = plan_axis(length, 128)
     assert (axis.count, axis.overlap) == (count, 4 if count > 1 else 0)
 
 
@@ -56,9 +56,9 @@ def test_impossible_layouts_are_refused(length, count, overlap):
 
 
 def test_layouts():
-    layout = plan_layout(1920, 1080, 128, 8)
+    layout = plan_layout(1920, 1080, 128)
     assert (layout.x.count, layout.y.count, layout.cells) == (15, 9, 135)
-    layout = plan_layout(17, 1000, 128, 8)
+    layout = plan_layout(17, 1000, 128)
     assert (layout.x.count, layout.x.overlap, layout.y.count, layout.y.overlap) == (1, 0, 8, 4)
     assert plan_layout(1, 1, 128).cells == 1
     assert fixed_layout(1920, 1080, 1, 1, 8) == Layout(Axis(1920, 1, 0), Axis(1080, 1, 0))

@@ -468,7 +468,7 @@ def test_what_cannot_be_decoded(cli, coa, tmp_path, options, code, text):
 
 @pytest.mark.parametrize(
     "options",
-    [["--overlap", "20"], ["--overlap", "32"], ["--overlap", "255"], ["--cells", "71x1"], ["--cells", "9x9"]],
+    [["--overlap", "20"], ["--overlap", "32"], ["--overlap", "255"], ["--cells", "71x1"], ["--cells", "20x20"]],
     ids=" ".join,
 )
 def test_cells_that_cannot_be(cli, clip, tmp_path, options):

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -65,6 +66,7 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; every expected failure ends in one line on stderr and a documented exit code."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that temporary files are removed
     try:
         sys.exit(group(standalone_mode=False))
     except click.ClickException as error:

@@ -1,0 +1,1 @@
+"""The shipped checkpoints. See README.md in this folder."""
