@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import signal
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -279,7 +280,23 @@ class Cells(IterableDataset):
 def load_steps(cells: Cells, first_step: int, rank: int, world: int, workers: int) -> Iterator[Batch]:
     """Iterate over a rank's batches from `first_step` on, made ahead of time in worker processes."""
     cells.first_step, cells.rank, cells.world = first_step, rank, world
-    return iter(DataLoader(cells, batch_size=None, num_workers=workers, prefetch_factor=4 if workers else None))
+    if not workers:
+        return iter(DataLoader(cells, batch_size=None))
+    # Spawned, since a forked process hangs when it frees what FFmpeg's threads of its parent had in hand.
+    loader = DataLoader(
+        cells,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=4,
+        multiprocessing_context="spawn",
+        worker_init_fn=_leave_signals_to_the_trainer,
+    )
+    return iter(loader)
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """Ignore Ctrl-C in a worker: the trainer ends it, after it has saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def centre_cells(corpus: Corpus, config: Config, side: int = 256) -> tuple[Tensor, list[int]]:
