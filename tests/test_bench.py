@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from coanerv_codec import bench
 from coanerv_codec.checkpoint import save_checkpoint
-from coanerv_codec.cli.bench import command
+from coanerv_codec.cli import group
 from coanerv_codec.config import PRESETS
 from coanerv_codec.device import has_fast_bf16
 from coanerv_codec.errors import InputError, OutputError
@@ -36,7 +36,7 @@ def quick(monkeypatch):
 def test_bench_measures_everything(checkpoint, quick, tmp_path):
     output = tmp_path / "bench.json"
     arguments = ["--resolution", "80x48", "--frames", "3", "--checkpoint", str(checkpoint), "--json", str(output)]
-    done = CliRunner().invoke(command, [*arguments, "--device", "cpu"], catch_exceptions=False)
+    done = CliRunner().invoke(group, ["bench", *arguments, "--device", "cpu"], catch_exceptions=False)
     assert done.exit_code == 0
     result = json.loads(output.read_text())
     entries = {(e["preset"], e["engine"], e["precision"]): e for e in result["decode"]}
@@ -91,8 +91,8 @@ def test_other_codecs_that_are_missing_are_named():
 def test_bad_arguments(checkpoint, tmp_path, quick, monkeypatch):
     run = CliRunner().invoke
     base = ["--checkpoint", str(checkpoint)]
-    assert "WxH" in run(command, [*base, "--resolution", "huge"]).output
-    assert "leave out" in run(command, [*base, "--resolution", "256", "--input", "a.mp4"]).output
-    assert isinstance(run(command, [*base, "--input", str(tmp_path / "none.mp4")]).exception, InputError)
+    assert "WxH" in run(group, ["bench", *base, "--resolution", "huge"]).output
+    assert "leave out" in run(group, ["bench", *base, "--resolution", "256", "--input", "a.mp4"]).output
+    assert isinstance(run(group, ["bench", *base, "--input", str(tmp_path / "none.mp4")]).exception, InputError)
     monkeypatch.setattr(bench, "run", lambda *a, **k: {})
-    assert isinstance(run(command, [*base, "--json", str(tmp_path / "no" / "x.json")]).exception, OutputError)
+    assert isinstance(run(group, ["bench", *base, "--json", str(tmp_path / "no" / "x.json")]).exception, OutputError)
