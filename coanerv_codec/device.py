@@ -7,9 +7,6 @@ import torch
 
 from coanerv_codec.errors import CoanervError
 
-DEVICES = ("auto", "cpu", "cuda")
-PRECISIONS = ("auto", "fp32", "bf16")
-
 
 def pick_device(name: str) -> torch.device:
     """Return the device for auto|cpu|cuda; asking for CUDA where there is none is an error, not a slow surprise."""
@@ -28,8 +25,8 @@ def has_fast_bf16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def pick_precision(name: str, device: torch.device) -> str:
-    """Return fp32 or bf16 for auto|fp32|bf16: bf16 only where asked for, as its error is larger than fp32's."""
+def pick_precision(name: str) -> str:
+    """Return fp32 or bf16 for auto|fp32|bf16: bf16 only where asked for, as its error is close to a code value."""
     return "fp32" if name == "auto" else name
 
 

@@ -96,7 +96,7 @@ def command(
     if fps == 0 or scale == 0:
         raise click.UsageError("--fps and --scale must be more than 0")
     from coanerv_codec.decoding import EngineOptions, Timing, make_view
-    from coanerv_codec.device import pick_device, pick_precision
+    from coanerv_codec.device import pick_precision
     from coanerv_codec.engine import tile_within
     from coanerv_codec.files import decode_file, open_coa
 
@@ -120,7 +120,7 @@ def command(
             loaded,
             view,
             timing,
-            EngineOptions(engine, tile, pick_precision(precision, pick_device(device))),
+            EngineOptions(engine, tile, pick_precision(precision)),
             audio=not no_audio,
             encoder=encoder,
             crf=crf,
