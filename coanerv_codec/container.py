@@ -61,6 +61,10 @@ class UnknownChunkError(FormatError):
     """A critical chunk that this version does not know: not damage, so never skipped."""
 
 
+class HopelessError(FormatError):
+    """A file with more damage than is worth skipping."""
+
+
 def chunk_bytes(kind: bytes, payload: bytes) -> bytes:
     """A whole chunk."""
     body = kind + struct.pack("<I", len(payload)) + payload
@@ -185,7 +189,9 @@ class Source:
             raise FormatError(f"damage at byte {self.offset}: no chunk starts here")
         where = f"{kind.decode()} chunk at byte {self.offset}"
         if length > limits.chunk_bytes:
-            raise FormatError(f"{where}: its length of {length} is beyond the limit of {limits.chunk_bytes}")
+            raise FormatError(
+                f"{where}: its length of {length} is beyond the limit of {limits.chunk_bytes} (limit chunk_bytes)"
+            )
         if not self.fill(length + FRAMING):
             raise FormatError(f"{where}: the file is truncated inside it")
         if not self.holds_chunk(0, length):
@@ -215,6 +221,7 @@ class Reader:
         self._index_offset: int | None = None
         self._index: dict[int, IndexEntry] | None = None
         self._scan_budget = 4 * limits.chunk_bytes
+        self._metadata_bytes = 0
         self._head = self._open()
         self.header = records.read_header(self._head, limits)
 
@@ -235,13 +242,13 @@ class Reader:
                 chunk = self._source.chunk(self.limits)
                 kind = chunk.kind
                 item = self._accept(chunk)
-            except UnknownChunkError:
+            except (UnknownChunkError, HopelessError):
                 raise
             except FormatError as error:
                 kind = kind or bytes(self._source.window[:4])
                 if self.on_damage == "stop":
                     raise FormatError(f"{error}{self._cost(offset, kind)}") from None
-                self._pending.append((Damage(offset, str(error)), kind))
+                self._pending.append((self._damage(offset, error), kind))
                 if self._source.offset == offset and not self._resync():
                     break
                 continue
@@ -331,6 +338,11 @@ class Reader:
                 case b"pckt":
                     return self._accept_packets(chunk)
                 case b"meta":
+                    self._metadata_bytes += len(payload)
+                    if self._metadata_bytes > self.limits.metadata_bytes:
+                        raise FormatError(
+                            f"meta: metadata beyond {self.limits.metadata_bytes} bytes (limit metadata_bytes)"
+                        )
                     return records.read_metadata(payload, self.limits)
                 case b"indx":
                     self._accept_index(chunk)
@@ -346,7 +358,7 @@ class Reader:
                         f"{kind.decode()} chunk at byte {chunk.offset}: unknown and needed to decode this file "
                         f"(format {records.MAJOR}.{self.header.minor}); get a newer coanerv"
                     )
-        except UnknownChunkError:
+        except (UnknownChunkError, HopelessError):
             raise
         except FormatError as error:
             raise FormatError(f"chunk at byte {chunk.offset}: {error}") from None
@@ -372,7 +384,7 @@ class Reader:
             error = FormatError(f"pckt: {len(packets) - len(known)} packets are of streams not described before")
             if self.on_damage == "stop":
                 raise error
-            self.damage.append(Damage(chunk.offset, str(error)))
+            self.damage.append(self._damage(chunk.offset, error))
         return known
 
     def _accept_index(self, chunk: Chunk) -> None:
@@ -400,7 +412,10 @@ class Reader:
         """Check the number of clips and frames that indx or TAIL gives, which shows what is missing at the end."""
         name = chunk.kind.decode()
         if clips > self.limits.clips or frames > self.limits.frames:
-            raise FormatError(f"{name}: {clips} clips and {frames} frames are beyond the limits")
+            raise FormatError(
+                f"{name}: {clips} clips and {frames} frames are more than {self.limits.clips} (limit clips) "
+                f"or {self.limits.frames} (limit frames)"
+            )
         if not self._can_follow(clips, frames):
             raise FormatError(f"{name}: {clips} clips, {frames} frames; there are {self._clips} and {self._frames}")
         self._settle(chunk.offset, clips, frames)
@@ -421,7 +436,7 @@ class Reader:
             error = FormatError(f"clips {self._clips} to {clip - 1} are missing")
             if self.on_damage == "stop":
                 raise error
-            self._pending.append((Damage(offset, str(error)), b"CLIP"))
+            self._pending.append((self._damage(offset, error), b"CLIP"))
         kinds = [kind for _, kind in self._pending]
         blamed = kinds.index(b"CLIP") if b"CLIP" in kinds else 0
         for i, (damage, _) in enumerate(self._pending):
@@ -431,6 +446,12 @@ class Reader:
                 damage = replace(damage, clips=clips, frames=frames)
             self.damage.append(damage)
         self._pending.clear()
+
+    def _damage(self, offset: int, error: FormatError) -> Damage:
+        """Something to skip; a file that is nothing but damage is given up, or its list would fill the memory."""
+        if len(self.damage) + len(self._pending) >= self.limits.damages:
+            raise HopelessError(f"damaged in more than {self.limits.damages} places (limit damages): {error}")
+        return Damage(offset, str(error))
 
     def _cost(self, offset: int, kind: bytes) -> str:
         """Which frames the damage at `offset` costs, as the end of a message."""

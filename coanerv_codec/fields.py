@@ -70,8 +70,8 @@ class Fields:
         """A little-endian IEEE 754 single."""
         return struct.unpack("<f", self.take(4))[0]
 
-    def varint(self, limit: int = 2**64 - 1, name: str = "a number") -> int:
-        """An unsigned varint of at most `limit`, in its shortest form."""
+    def varint(self, limit: int = 2**64 - 1, name: str = "a number", raised_by: str = "") -> int:
+        """An unsigned varint of at most `limit`, in its shortest form; `raised_by` names the limit a user may raise."""
         value = shift = 0
         while True:
             byte = self.byte()
@@ -84,7 +84,7 @@ class Fields:
         if byte == 0 and shift > 7:
             raise self.error("a varint is longer than it needs to be")
         if value > limit:
-            raise self.error(f"{name} is {value}, more than {limit}")
+            raise self.error(f"{name} is {value}, more than {limit}" + (f" (limit {raised_by})" if raised_by else ""))
         return value
 
     def signed(self) -> int:

@@ -3,6 +3,7 @@
 Reading checks every field against the limits before anything is allocated from it. `docs/format.md` has the layouts.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -26,6 +27,7 @@ class Limits:
     """What a reader accepts at most. The defaults hold days of 8K video; raise them for more."""
 
     side: int = 16_384  # width and height in pixels
+    pixels: int = 2**26  # width * height
     clip_frames: int = 256  # F
     tokens: int = 65_536  # N
     token_dim: int = 4_096  # d
@@ -35,10 +37,13 @@ class Limits:
     clips: int = 2**20
     frames: int = 2**24
     chunk_bytes: int = 2**26
+    memory: int = 2**32  # bytes to decode one clip: its pictures and tokens, and packets that wait for the first clip
     text_bytes: int = 65_536
     pairs: int = 1_024  # key/value pairs in one record
     streams: int = 64
     packets: int = 65_536  # in one chunk
+    metadata_bytes: int = 2**24  # all meta chunks together
+    damages: int = 10_000  # places that a reader skips before it gives a file up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,11 @@ class Header:
     def bank_shape(self) -> tuple[int, int, int]:
         """Shape of a clip's token bank: [cells, N, d]."""
         return self.columns * self.rows, self.tokens, self.token_dim
+
+    @property
+    def clip_memory(self) -> int:
+        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol on its way to a token."""
+        return 6 * self.frames_per_clip * self.width * self.height + 16 * math.prod(self.bank_shape)
 
 
 @dataclass(frozen=True)
@@ -180,15 +190,15 @@ def read_header(payload: bytes, limits: Limits) -> Header:
         scan=_name(read, SCAN, flags >> 4, "scan order"),
         checkpoint=read.text(255, "the checkpoint's name"),
         checkpoint_sha256=read.take(32),
-        frames_per_clip=_positive(read, limits.clip_frames, "frames per clip"),
-        tokens=_positive(read, limits.tokens, "tokens"),
-        token_dim=_positive(read, limits.token_dim, "the token dimension"),
-        cell_size=_positive(read, limits.cell_size, "the cell size"),
-        width=_positive(read, limits.side, "the width"),
-        height=_positive(read, limits.side, "the height"),
-        columns=_positive(read, limits.cells, "the number of columns"),
-        rows=_positive(read, limits.cells, "the number of rows"),
-        overlap=read.varint(limits.side, "the overlap"),
+        frames_per_clip=_positive(read, limits.clip_frames, "frames per clip", "clip_frames"),
+        tokens=_positive(read, limits.tokens, "tokens", "tokens"),
+        token_dim=_positive(read, limits.token_dim, "the token dimension", "token_dim"),
+        cell_size=_positive(read, limits.cell_size, "the cell size", "cell_size"),
+        width=_positive(read, limits.side, "the width", "side"),
+        height=_positive(read, limits.side, "the height", "side"),
+        columns=_positive(read, limits.cells, "the number of columns", "cells"),
+        rows=_positive(read, limits.cells, "the number of rows", "cells"),
+        overlap=read.varint(limits.side, "the overlap", "side"),
         time_base=_time_base(read),
         frame_duration=read.varint(2**31 - 1, "the frame duration"),
         frame_rate=read.fraction("the frame rate"),
@@ -204,7 +214,17 @@ def read_header(payload: bytes, limits: Limits) -> Header:
     read.end()
     cells, tokens, d = header.bank_shape
     if cells > limits.cells or cells * tokens * d > limits.symbols:
-        raise read.error(f"{cells} cells of {tokens}x{d} values are beyond the limit of {limits.symbols} values")
+        raise read.error(
+            f"{cells} cells of {tokens}x{d} values: more than {limits.cells} cells (limit cells) or "
+            f"{limits.symbols} values (limit symbols)"
+        )
+    if header.width * header.height > limits.pixels:
+        raise read.error(f"{header.width}x{header.height} pixels are more than {limits.pixels} (limit pixels)")
+    if header.clip_memory > limits.memory:
+        raise read.error(
+            f"a clip of {header.frames_per_clip} frames of {header.width}x{header.height} takes {header.clip_memory} bytes "
+            f"to decode, more than {limits.memory} (limit memory)"
+        )
     for count, side in ((header.columns, header.width), (header.rows, header.height)):
         # At most two cells may overlap along an axis, and no cell may be empty.
         if count > side or (count > 1 and (count + 1) * header.overlap > side):
@@ -231,8 +251,8 @@ def clip_bytes(clip: ClipRecord, frame_duration: int) -> bytes:
 def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
     """The clip in a CLIP payload; its bank is left coded."""
     read = Fields(payload, "CLIP")
-    number = read.varint(limits.clips - 1, "the clip number")
-    first_frame = read.varint(limits.frames - 1, "the first frame")
+    number = read.varint(limits.clips - 1, "the clip number", "clips")
+    first_frame = read.varint(limits.frames - 1, "the first frame", "frames")
     frames = _positive(read, min(header.frames_per_clip, limits.frames - first_frame), "the number of frames")
     flags = read.byte()
     if flags >> 2 or (flags and not header.frame_duration):
@@ -271,7 +291,7 @@ def read_stream(payload: bytes, limits: Limits) -> StreamInfo:
     """The stream description in a strm payload."""
     read = Fields(payload, "strm")
     stream = StreamInfo(
-        index=read.varint(limits.streams - 1, "the stream index"),
+        index=read.varint(limits.streams - 1, "the stream index", "streams"),
         kind=_name(read, KINDS, read.byte(), "stream kind"),
         codec=read.text(limits.text_bytes, "the codec's name"),
         time_base=_time_base(read),
@@ -317,8 +337,8 @@ def read_packets(payload: bytes, limits: Limits) -> list[Packet]:
     read = Fields(payload, "pckt")
     packets = []
     expected: dict[int, tuple[int, int]] = {}
-    for _ in range(_positive(read, limits.packets, "the number of packets")):
-        stream = read.varint(limits.streams - 1, "the stream index")
+    for _ in range(_positive(read, limits.packets, "the number of packets", "packets")):
+        stream = read.varint(limits.streams - 1, "the stream index", "streams")
         start, usual = expected.get(stream, (0, 0))
         flags = read.byte()
         if flags >> 7:
@@ -329,7 +349,7 @@ def read_packets(payload: bytes, limits: Limits) -> list[Packet]:
         if not (duration >= 0 and all(-(2**63) <= value < 2**63 for value in (pts, dts or 0, pts + duration))):
             raise read.error("timestamps run beyond 64 bits, or a duration is negative")
         expected[stream] = start + duration, duration
-        names = range(_positive(read, limits.pairs, "the number of side data")) if flags & 64 else ()
+        names = range(_positive(read, limits.pairs, "the number of side data", "pairs")) if flags & 64 else ()
         side_data = tuple(
             (read.text(limits.text_bytes, "a side data name"), read.blob(limits.chunk_bytes, "side data"))
             for _ in names
@@ -382,12 +402,12 @@ class IndexBytes:
 def read_index(payload: bytes, limits: Limits) -> list[IndexEntry]:
     """The entries of an indx payload."""
     read = Fields(payload, "indx")
-    count = read.varint(limits.clips, "the number of clips")
+    count = read.varint(limits.clips, "the number of clips", "clips")
     entries = []
     offset = frame = pts = 0
     for number in range(count):
         offset += read.varint()
-        frames = _positive(read, limits.clip_frames, "the number of frames")
+        frames = _positive(read, limits.clip_frames, "the number of frames", "clip_frames")
         pts += read.signed()
         entries.append(IndexEntry(number, offset, frame, frames, pts))
         frame += frames
@@ -395,8 +415,8 @@ def read_index(payload: bytes, limits: Limits) -> list[IndexEntry]:
     return entries
 
 
-def _positive(read: Fields, limit: int, name: str) -> int:
-    value = read.varint(limit, name)
+def _positive(read: Fields, limit: int, name: str, raised_by: str = "") -> int:
+    value = read.varint(limit, name, raised_by)
     if value == 0:
         raise read.error(f"{name} is 0")
     return value
@@ -421,5 +441,5 @@ def _pairs_bytes(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _read_pairs(read: Fields, limits: Limits) -> Pairs:
-    count = read.varint(limits.pairs, "the number of pairs")
+    count = read.varint(limits.pairs, "the number of pairs", "pairs")
     return tuple((read.text(limits.text_bytes, "a key"), read.text(limits.text_bytes, "a value")) for _ in range(count))

@@ -1,0 +1,194 @@
+"""What the fuzzers start from: small whole `.coa` files, cut into chunks whose fields are known.
+
+    python tests/fuzz/seeds.py FOLDER      writes them out, as a corpus for other fuzzers
+
+Where fields lie is not written down a second time: the readers of `records.py` and `bank.py` are watched while they read.
+"""
+
+import io
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from coanerv_codec import records
+from coanerv_codec.bank import encode_bank, parse_bank
+from coanerv_codec.container import DEFAULT_LIMITS, FRAMING, SIGNATURE, Header, Metadata, Packet, StreamInfo, Writer
+from coanerv_codec.fields import Fields
+from coanerv_codec.quantizer import quantize
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+WATCHED = ("byte", "float32", "varint", "signed", "blob", "text", "fraction")
+
+
+class Span(NamedTuple):
+    """A field of a payload: payload[start:end], read by the method of `Fields` called `kind` (or a "u64")."""
+
+    start: int
+    end: int
+    kind: str
+
+
+class Piece(NamedTuple):
+    """A chunk, its fields, and for a clip the frames and time that an index gives."""
+
+    kind: bytes
+    payload: bytes
+    spans: tuple[Span, ...] = ()
+    frames: int = 0
+    pts: int = 0
+
+
+class Seed(NamedTuple):
+    """A whole file and its chunks."""
+
+    name: str
+    data: bytes
+    pieces: tuple[Piece, ...]
+
+
+@contextmanager
+def watched() -> Iterator[list[Span]]:
+    """Note every field that is read meanwhile, outermost calls only."""
+    spans: list[Span] = []
+    depth = 0
+
+    def wrap(name: str, original: Callable) -> Callable:
+        def method(self, *arguments, **options):
+            nonlocal depth
+            start, depth = self.at, depth + 1
+            try:
+                return original(self, *arguments, **options)
+            finally:
+                depth -= 1
+                if not depth:
+                    spans.append(Span(start, self.at, name))
+
+        return method
+
+    originals = {name: getattr(Fields, name) for name in WATCHED}
+    for name, original in originals.items():
+        setattr(Fields, name, wrap(name, original))
+    try:
+        yield spans
+    finally:
+        for name, original in originals.items():
+            setattr(Fields, name, original)
+
+
+def cut(name: str, data: bytes) -> Seed:
+    """Cut an intact file into its pieces."""
+    at, pieces, header = len(SIGNATURE), [], None
+    readers = {b"strm": records.read_stream, b"pckt": records.read_packets, b"meta": records.read_metadata}
+    readers |= {b"indx": records.read_index, b"head": records.read_header, b"HEAD": records.read_header}
+    while at < len(data):
+        kind, length = struct.unpack_from("<4sI", data, at)
+        payload = data[at + 8 : at + 8 + length]
+        frames = pts = 0
+        with watched() as spans:
+            if kind == b"CLIP":
+                clip = records.read_clip(payload, header, DEFAULT_LIMITS)
+                frames, pts = len(clip.pts), clip.pts[0]
+            elif kind in readers:
+                record = readers[kind](payload, DEFAULT_LIMITS)
+                header = record if kind == b"HEAD" else header
+        if kind == b"CLIP":
+            with watched() as inside:
+                bank = parse_bank(clip.bank, header.token_dim)
+            ahead = length - len(clip.bank)
+            spans += [Span(start + ahead, end + ahead, kind) for start, end, kind in inside]
+            tables = inside[3].end + ahead  # behind coder, bits, z and s come the map and the tables, byte by byte
+            spans += [Span(i, i + 1, "byte") for i in range(tables, min(tables + 40, length))]
+            del bank
+        if kind == b"TAIL":
+            spans += [Span(i, i + 8, "u64") for i in (0, 8, 16)]
+        pieces.append(Piece(kind, payload, tuple(spans), frames, pts))
+        at += length + FRAMING
+    return Seed(name, data, tuple(pieces))
+
+
+def header(**fields) -> Header:
+    """A header of the smallest kind."""
+    common = {
+        "checkpoint": "seed-00000000",
+        "checkpoint_sha256": bytes(32),
+        "frames_per_clip": 2,
+        "tokens": 3,
+        "token_dim": 4,
+        "cell_size": 16,
+        "width": 20,
+        "height": 10,
+        "time_base": Fraction(1, 25),
+        "frame_duration": 1,
+        "frame_rate": Fraction(25),
+    }
+    return Header(**common | fields)
+
+
+def write(head: Header, clips: int, *, sound: bool = False, bits: int = 3, uneven: bool = False) -> bytes:
+    """A whole file with random tokens."""
+    file, rng = io.BytesIO(), np.random.default_rng(clips)
+    writer = Writer(file, head)
+    if sound:
+        writer.metadata(Metadata((("title", "é"),)))
+        writer.stream(
+            StreamInfo(
+                index=0, kind="audio", codec="pcm_s16le", time_base=Fraction(1, 8000), sample_rate=8000, channels=1,
+                layout="mono", language="deu", parameters=(("frame_size", "4"),), metadata=(("title", "Ton"),),
+            )
+        )  # fmt: skip
+        writer.stream(StreamInfo(index=1, kind="subtitle", codec="subrip", time_base=Fraction(1, 1000)))
+    at = 0
+    for number in range(clips):
+        if sound:
+            writer.packets(
+                [Packet(stream=0, pts=640 * number, dts=640 * number, duration=320, flags=1, data=b"\1\2\3\4")]
+                + [Packet(stream=1, pts=80 * number, dts=None, duration=40, data=b"Hi", side_data=(("x", b"\0"),))]
+            )
+        spread = np.exp(rng.normal(0, 1, head.token_dim))
+        symbols, z, s = quantize((rng.laplace(0, 1, head.bank_shape) * spread).astype(np.float32), bits)
+        times = [at + (3 * i + i % 2 if uneven else i) for i in range(head.frames_per_clip)]
+        writer.clip(times, 1, encode_bank(symbols, bits, z, s))
+        at = times[-1] + 1
+    writer.finish()
+    return file.getvalue()
+
+
+def format_seeds() -> list[Seed]:
+    """Files for the parser: the goldens, and smaller ones. They need no checkpoint to be read."""
+    made = {
+        "one-clip": write(header(), 1),
+        "no-clip": write(header(), 0),
+        "three-clips": write(header(), 3),
+        "sound": write(header(), 2, sound=True),
+        "uneven": write(header(frame_duration=0), 2, uneven=True),
+        "cells": write(header(columns=2, rows=2, overlap=2, tokens=2, token_dim=9), 2, bits=8),
+    }
+    golden = {path.stem: path.read_bytes() for path in sorted(GOLDEN.glob("*.coa"))}
+    return [cut(name, data) for name, data in (made | golden).items()]
+
+
+def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
+    """Files that a checkpoint (its name and decoder hash) decodes, of pictures of a few pixels."""
+    shape = {"frames_per_clip": config.frames, "tokens": config.tokens, "token_dim": config.token_dim}
+    common = shape | {"checkpoint": identity[0], "checkpoint_sha256": identity[1], "cell_size": config.cell}
+    made = {
+        "picture": write(header(**common, width=6, height=4, chroma="420"), 1),
+        "picture-sound": write(header(**common, width=4, height=4, chroma="444", rotation=90), 2, sound=True, bits=6),
+        "picture-uneven": write(header(**common, width=5, height=3, frame_duration=0, frame_rate=Fraction(0)), 2, uneven=True),
+        "picture-cells": write(header(**common, width=16, height=8, columns=2, overlap=2, chroma="rgb"), 1, bits=4),
+    }  # fmt: skip
+    return [cut(name, data) for name, data in made.items()]
+
+
+if __name__ == "__main__":
+    for seed in format_seeds():
+        target = Path(sys.argv[1]) / f"{seed.name}.coa"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(seed.data)
+        print(target, len(seed.data))
