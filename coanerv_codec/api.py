@@ -11,7 +11,7 @@ from coanerv_codec.atomic import atomic_path
 from coanerv_codec.cells import DEFAULT_OVERLAP
 from coanerv_codec.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from coanerv_codec.color import ColorTags, to_model, yuv_to_rgb
-from coanerv_codec.container import Reader
+from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.decoding import (
     EngineOptions,
     Timing,
@@ -26,7 +26,7 @@ from coanerv_codec.device import pick_device
 from coanerv_codec.encoding import EncodeOptions, encode_video
 from coanerv_codec.errors import InputError
 from coanerv_codec.files import encode_file
-from coanerv_codec.records import ClipRecord, Header
+from coanerv_codec.records import ClipRecord, Header, Limits
 from coanerv_codec.video import Frame, VideoInfo
 
 
@@ -86,25 +86,33 @@ def decode(
     engine: str = "separable",
     checkpoint: str | Path | None = None,
     device: str = "auto",
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[np.ndarray]:
     """Decode a `.coa` file into RGB pictures, uint8 [H, W, 3]; size is (width, height), crop (left, top, width, height)."""
     # Through its text, as 0.1 is meant to be a tenth and not the float nearest to it.
     timing = Timing(*(None if v is None else Fraction(str(v)) for v in (start, duration, fps)))
-    with open(source, checkpoint=checkpoint, device=device) as coa:
-        view = make_view(coa.header.width, coa.header.height, size, crop)
+    options = EngineOptions(engine, tile)
+    with open(source, checkpoint=checkpoint, device=device, limits=limits) as coa:
+        view = make_view(coa.header.width, coa.header.height, size, crop, limits)
         clips = (item for item in coa.reader if isinstance(item, ClipRecord))
-        for frame in decode_items(clips, coa.header, coa.checkpoint, view, timing, EngineOptions(engine, tile)):
+        for frame in decode_items(clips, coa.header, coa.checkpoint, view, timing, options, limits=limits):
             yield yuv_to_rgb(frame.yuv)
 
 
-def open(source: str | Path, *, checkpoint: str | Path | None = None, device: str = "auto") -> "CoaFile":
+def open(
+    source: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    device: str = "auto",
+    limits: Limits = DEFAULT_LIMITS,
+) -> "CoaFile":
     """Open a `.coa` file for random access to its tokens and to any coordinate."""
     try:
         file = Path(source).open("rb")  # noqa: SIM115 (CoaFile closes it)
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}") from error
     try:
-        return CoaFile(file, checkpoint, device)
+        return CoaFile(file, checkpoint, device, limits)
     except BaseException:
         file.close()
         raise
@@ -113,10 +121,10 @@ def open(source: str | Path, *, checkpoint: str | Path | None = None, device: st
 class CoaFile:
     """An open `.coa` file. `checkpoint` is loaded when first needed."""
 
-    def __init__(self, file: BinaryIO, checkpoint: str | Path | None, device: str):
+    def __init__(self, file: BinaryIO, checkpoint: str | Path | None, device: str, limits: Limits):
         self._file, self._path, self._device = file, checkpoint, device
         self._loaded: Checkpoint | None = None
-        self.reader = Reader(file)
+        self.reader = Reader(file, limits)
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from coanerv_codec.model import CoANeRV
 
 SUFFIX = ".safetensors"
 VARIABLE = "COANERV_CHECKPOINT"
+MAX_BYTES = 2**31  # the paper's largest model takes a tenth; a sparse file may claim any size
 _NAME = re.compile(r"-([0-9a-f]{8})$")
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
@@ -68,7 +69,10 @@ def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Load and verify a checkpoint: hash in the name, configuration, then every shape and dtype, then the data."""
     try:
-        data_hash = hashlib.sha256(path.read_bytes()).hexdigest()
+        if path.is_file() and path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path} has {path.stat().st_size} bytes; a checkpoint has at most {MAX_BYTES}")
+        with path.open("rb") as file:
+            data_hash = hashlib.file_digest(file, "sha256").hexdigest()
         match = _NAME.search(path.stem)
         if not match:
             raise CheckpointError(

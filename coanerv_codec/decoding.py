@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from math import ceil, floor
 from types import MappingProxyType
 
@@ -25,7 +25,7 @@ from coanerv_codec.engine import decode_grid
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import Decoder
 from coanerv_codec.quantizer import dequantize
-from coanerv_codec.records import ClipRecord, Header, Metadata, Packet, StreamInfo
+from coanerv_codec.records import ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
 
 
@@ -47,7 +47,11 @@ class View:
 
 
 def make_view(
-    width: int, height: int, size: tuple[int, int] | None = None, crop: tuple[int, int, int, int] | None = None
+    width: int,
+    height: int,
+    size: tuple[int, int] | None = None,
+    crop: tuple[int, int, int, int] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> View:
     """Return the view of a crop (left, top, width, height) of a picture, at a size (width, height)."""
     left, top, crop_width, crop_height = crop or (0, 0, width, height)
@@ -57,9 +61,10 @@ def make_view(
             f"the crop {left},{top},{crop_width},{crop_height} is not inside the {width}x{height} picture"
         )
     out_width, out_height = size or (crop_width, crop_height)
-    if max(out_width, out_height) > DEFAULT_LIMITS.side:
+    if max(out_width, out_height) > limits.side or out_width * out_height > limits.pixels:
         raise CoanervError(
-            f"{out_width}x{out_height} is too large: a picture's sides are at most {DEFAULT_LIMITS.side}"
+            f"{out_width}x{out_height} is too large: a picture has at most {limits.side} pixels along a side (limit side) and "
+            f"{limits.pixels} in all (limit pixels)"
         )
     return View(_positions(left, crop_width, out_width), _positions(top, crop_height, out_height))
 
@@ -116,6 +121,7 @@ def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
     return shares
 
 
+PACKET_BYTES = 512  # that a packet takes beside its data
 STRIP_BYTES = 2**28  # of floating point that a row of cells may take
 
 
@@ -233,9 +239,15 @@ class Moment:
 
 
 def clip_moments(
-    clip: ClipRecord, end: int, header: Header, timing: Timing, origin: int, lost: int = 0
-) -> list[Moment]:
-    """Return the output frames that fall into a clip whose last frame is shown until `end`, in order.
+    clip: ClipRecord,
+    end: int,
+    header: Header,
+    timing: Timing,
+    origin: int,
+    lost: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Iterator[Moment]:
+    """Yield the output frames that fall into a clip whose last frame is shown until `end`, in order.
 
     With a rate, a time between two frames asks the decoder between them; a clip's last frame stands until the next clip.
     The last frame is repeated for frames `lost` after it.
@@ -244,23 +256,26 @@ def clip_moments(
     shift = begin - origin  # what starts later than the source is moved to where the source began
     if timing.rate is None:
         last, gap = clip.pts[-1], end - clip.pts[-1]
+        if lost > limits.concealed:
+            raise FormatError(f"{lost} frames are lost, more than {limits.concealed} to make up for (limit concealed)")
         times = [*clip.pts, *(last + gap * k // (lost + 1) for k in range(1, lost + 1)), end]
-        return [
-            Moment(pts - floor(shift), until - pts, min(i, len(clip.pts) - 1) / header.frames_per_clip)
-            for i, (pts, until) in enumerate(pairwise(times))
-            if until > begin and (stop is None or pts < stop)
-        ]
+        for i, (pts, until) in enumerate(pairwise(times)):
+            if until > begin and (stop is None or pts < stop):
+                yield Moment(pts - floor(shift), until - pts, min(i, len(clip.pts) - 1) / header.frames_per_clip)
+        return
     tick = 1 / (timing.rate * header.time_base)  # source ticks per output frame
     first = max(0, ceil((clip.pts[0] - begin) / tick))
     last = ceil((min(end, stop if stop is not None else end) - begin) / tick)
+    if last > limits.frames:  # a time stamp may be years away
+        raise FormatError(
+            f"at {timing.rate} frames per second there are {last}, more than {limits.frames} (limit frames)"
+        )
     offset = round(origin / tick)
-    moments = []
     for number in range(first, last):
         at = begin + number * tick
         i = bisect_right(clip.pts, at) - 1
         between = (at - clip.pts[i]) / (clip.pts[i + 1] - clip.pts[i]) if i + 1 < len(clip.pts) else 0
-        moments.append(Moment(offset + number, 1, float((i + between) / header.frames_per_clip)))
-    return moments
+        yield Moment(offset + number, 1, float((i + between) / header.frames_per_clip))
 
 
 def decode_items(
@@ -271,6 +286,7 @@ def decode_items(
     timing: Timing = Timing(),
     options: EngineOptions = EngineOptions(),
     streams: Mapping[int, StreamInfo] = MappingProxyType({}),
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[Frame | Packet]:
     """Decode clips into frames [3,H',W'] uint8, passing on the packets of `streams` between them, all in file order."""
     check_checkpoint(header, checkpoint)
@@ -278,13 +294,14 @@ def decode_items(
     origin: int | None = None
     held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
     waiting: list[Packet] = []  # until the first clip tells when the video begins
+    waiting_bytes = 0
 
     def frames(clip: ClipRecord, end: int, lost: int = 0) -> Iterator[Frame]:
-        moments = clip_moments(clip, end, header, timing, origin, lost)
-        tokens = clip_tokens(clip, header) if moments else None
+        moments = clip_moments(clip, end, header, timing, origin, lost, limits)
+        tokens = None
         # A clip's worth at a time: a high frame rate may ask for any number.
-        for first in range(0, len(moments), header.frames_per_clip):
-            some = moments[first : first + header.frames_per_clip]
+        while some := list(islice(moments, header.frames_per_clip)):
+            tokens = clip_tokens(clip, header) if tokens is None else tokens
             t = np.array([m.t for m in some], np.float32)
             pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, t, options)
             yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(some, pictures, strict=True))
@@ -297,6 +314,9 @@ def decode_items(
             held = item
         elif isinstance(item, list):
             waiting += [p for p in item if p.stream in streams]
+            waiting_bytes += sum(PACKET_BYTES + len(p.data) for p in item)
+            if origin is None and waiting_bytes > limits.memory:
+                raise FormatError(f"packets of more than {limits.memory} bytes before the first clip (limit memory)")
         if origin is not None:
             yield from _packets_in_time(waiting, streams, header, timing, origin)
             waiting = []

@@ -2,6 +2,7 @@
 
 import struct
 from fractions import Fraction
+from math import gcd
 
 from coanerv_codec.errors import FormatError
 
@@ -57,14 +58,19 @@ class Fields:
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes."""
-        if count > self.left:
+        start, end = self.at, self.at + count
+        if end > len(self.data):
             raise self.error(f"ends at byte {len(self.data)}, {count - self.left} bytes too early")
-        self.at += count
-        return self.data[self.at - count : self.at]
+        self.at = end
+        return self.data[start:end]
 
     def byte(self) -> int:
         """An unsigned byte."""
-        return self.take(1)[0]
+        at = self.at
+        if at >= len(self.data):
+            self.take(1)  # raises
+        self.at = at + 1
+        return self.data[at]
 
     def float32(self) -> float:
         """A little-endian IEEE 754 single."""
@@ -72,15 +78,14 @@ class Fields:
 
     def varint(self, limit: int = 2**64 - 1, name: str = "a number", raised_by: str = "") -> int:
         """An unsigned varint of at most `limit`, in its shortest form; `raised_by` names the limit a user may raise."""
-        value = shift = 0
-        while True:
+        byte = self.byte()
+        value, shift = byte & 0x7F, 7
+        while byte >= 0x80:
+            if shift == 70:
+                raise self.error("a varint is longer than 10 bytes")
             byte = self.byte()
             value |= (byte & 0x7F) << shift
             shift += 7
-            if byte < 0x80:
-                break
-            if shift == 70:
-                raise self.error("a varint is longer than 10 bytes")
         if byte == 0 and shift > 7:
             raise self.error("a varint is longer than it needs to be")
         if value > limit:
@@ -106,7 +111,7 @@ class Fields:
     def fraction(self, name: str) -> Fraction:
         """A non-negative fraction in lowest terms, both parts below 2^31."""
         numerator, denominator = self.varint(2**31 - 1, name), self.varint(2**31 - 1, name)
-        if denominator == 0 or Fraction(numerator, denominator).denominator != denominator:
+        if denominator == 0 or gcd(numerator, denominator) != 1:
             raise self.error(f"{name} {numerator}/{denominator} is not a fraction in lowest terms")
         return Fraction(numerator, denominator)
 

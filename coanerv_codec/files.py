@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 from coanerv_codec.atomic import atomic_path
 from coanerv_codec.checkpoint import Checkpoint
-from coanerv_codec.container import Damage, Reader
+from coanerv_codec.container import DEFAULT_LIMITS, Damage, Reader
 from coanerv_codec.decoding import EngineOptions, Timing, View, decode_items, describe_output, read_preamble
 from coanerv_codec.encoding import EncodeOptions, EncodeProgress, encode_video
 from coanerv_codec.errors import InputError, OutputError
-from coanerv_codec.records import Header
+from coanerv_codec.records import Header, Limits
 from coanerv_codec.video import Frame, VideoInfo, open_video
 from coanerv_codec.writer import open_output
 
@@ -68,14 +68,14 @@ def _open_target(target: str | Path, overwrite: bool) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def open_coa(source: str | Path, on_damage: str = "stop") -> Iterator[Reader]:
+def open_coa(source: str | Path, on_damage: str = "stop", limits: Limits = DEFAULT_LIMITS) -> Iterator[Reader]:
     """Open a `.coa` file, or standard input."""
     try:
         opened = nullcontext(sys.stdin.buffer) if str(source) == "-" else Path(source).open("rb")  # noqa: SIM115
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}") from error
     with opened as file:
-        yield Reader(file, on_damage=on_damage)
+        yield Reader(file, limits, on_damage)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def decode_file(
     info = describe_output(reader.header, streams.values(), metadata, view, timing)
     frames = 0
     with open_output(output, info, encoder=encoder, crf=crf, lossless=lossless, overwrite=overwrite) as out:
-        for item in decode_items(items, reader.header, checkpoint, view, timing, options, streams):
+        for item in decode_items(items, reader.header, checkpoint, view, timing, options, streams, reader.limits):
             out.write(item)
             if isinstance(item, Frame):
                 frames += 1

@@ -43,6 +43,7 @@ class Limits:
     streams: int = 64
     packets: int = 65_536  # in one chunk
     metadata_bytes: int = 2**24  # all meta chunks together
+    concealed: int = 65_536  # frames that a decoder makes up for one gap
     damages: int = 10_000  # places that a reader skips before it gives a file up
 
 
@@ -85,7 +86,7 @@ class Header:
 
     @property
     def clip_memory(self) -> int:
-        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol on its way to a token."""
+        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol."""
         return 6 * self.frames_per_clip * self.width * self.height + 16 * math.prod(self.bank_shape)
 
 

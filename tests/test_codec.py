@@ -401,7 +401,7 @@ def test_without_a_rate_the_frames_are_the_sources(video):
 
 def test_between_two_frames_the_decoder_is_asked_between_them():
     clip = ClipRecord(0, 0, (0, 10, 30), 10, b"")
-    moments = clip_moments(clip, 40, HEADER, Timing(rate=Fraction(120)), 0)  # every 5 ticks
+    moments = list(clip_moments(clip, 40, HEADER, Timing(rate=Fraction(120)), 0))  # every 5 ticks
     assert [m.t * 8 for m in moments] == [0, 0.5, 1, 1.25, 1.5, 1.75, 2, 2]
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "encode": "Encode a video into a .coa file.",
     "decode": "Decode a .coa file into a video.",
     "info": "Show what is in a .coa file.",
+    "verify": "Check that .coa files are whole and can be decoded.",
     "demo": "Encode and decode a bundled clip, and show what comes back.",
     "evaluate": "Measure PSNR, SSIM and real file sizes over a folder of videos.",
     "seams": "Measure what cells and clips do to a video.",
@@ -77,7 +78,9 @@ def main() -> None:
         sys.exit(130)
     except CoanervError as error:
         if os.environ.get("RANK", "0") == "0":  # of several training processes one speaks
-            click.echo(f"coanerv: {error}", err=True)
+            from coanerv_codec.cli.shared import printable  # not before: --help is fast
+
+            click.echo(f"coanerv: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         click.echo(f"coanerv: {error.filename or 'input or output'}: {error.strerror or error}", err=True)

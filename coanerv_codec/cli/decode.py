@@ -9,6 +9,7 @@ import click
 from coanerv_codec.cli.shared import (
     checkpoint_option,
     device_option,
+    limit_option,
     load_model,
     overwrite_option,
     parse_pair,
@@ -74,13 +75,14 @@ class Number(click.ParamType):
     show_default=True,
     help="At damage: write nothing, or repeat the frame before it, say so, and exit with 7.",
 )
+@limit_option
 @checkpoint_option
 @device_option
 @overwrite_option
 @quiet_option
 def command(
     source, output, tile, max_memory, engine, precision, scale, size, crop, fps, start, duration, crf, encoder, lossless,
-    no_audio, on_error, checkpoint, device, overwrite, quiet,
+    no_audio, on_error, limits, checkpoint, device, overwrite, quiet,
 ):  # fmt: skip
     """Decode a .coa file into a video. INPUT is a file, or - for standard input.
 
@@ -104,12 +106,12 @@ def command(
     box = _parse_crop(crop) if crop else None
     asked = parse_pair(size, "--size") if size else None
     began = time.monotonic()
-    with open_coa(source, "skip" if on_error == "conceal" else "stop") as reader, progress_bar(quiet) as bar:
+    with open_coa(source, "skip" if on_error == "conceal" else "stop", limits) as reader, progress_bar(quiet) as bar:
         header = reader.header
         if scale is not None:
             width, height = box[2:] if box else (header.width, header.height)
             asked = max(1, round(width * scale)), max(1, round(height * scale))
-        view = make_view(header.width, header.height, asked, box)
+        view = make_view(header.width, header.height, asked, box, limits)
         loaded = load_model(checkpoint, device, header.checkpoint)
         if max_memory:
             tile = tile_within(loaded.model.config, engine, max_memory * 10**6)

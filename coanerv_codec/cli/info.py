@@ -6,13 +6,15 @@ from pathlib import Path
 
 import click
 
+from coanerv_codec.cli.shared import limit_option, printable
 from coanerv_codec.errors import InputError
 
 
 @click.command()
 @click.argument("source", metavar="INPUT", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(source, as_json):
+@limit_option
+def command(source, as_json, limits):
     """Show what is in a .coa file: video, tokens, streams, and where its bytes go. Decodes nothing.
 
     \b
@@ -24,14 +26,14 @@ def command(source, as_json):
 
     try:
         with source.open("rb") as file:
-            facts = summary(file)
+            facts = summary(file, limits)
     except OSError as error:
         raise InputError(f"cannot read {source}: {error.strerror or error}") from error
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return
     for line in _lines(source, facts):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def _lines(source: Path, facts: dict) -> Iterator[str]:

@@ -19,6 +19,39 @@ quiet_option = click.option(
 )
 
 
+def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]):
+    """Turn NAME=VALUE pairs into `Limits`."""
+    from dataclasses import fields
+
+    from coanerv_codec.records import Limits
+
+    names = [field.name for field in fields(Limits)]
+    chosen = {}
+    for value in values:
+        name, _, number = value.partition("=")
+        if name not in names:
+            raise click.BadParameter(f"there is no limit {name!r}; the limits are {', '.join(names)}")
+        if not (number.isascii() and number.isdigit() and 0 < len(number) <= 18):
+            raise click.BadParameter(f"{value!r} is not of the form NAME=NUMBER, as in frames=100000000")
+        chosen[name] = int(number)
+    return Limits(**chosen)
+
+
+limit_option = click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_parse_limits,
+    help="Change what the file may ask for, as in frames=100000000; docs/format.md lists the limits. May be repeated.",
+)
+
+
+def printable(text: str) -> str:
+    """Text from a file on its way to a terminal: control characters are spelled out, so that they cannot act there."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def load_model(checkpoint: Path | None, device: str, wanted: str | None = None):
     """Load the checkpoint to use (the one called `wanted` unless another is given) onto a device."""
     from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
@@ -34,7 +67,7 @@ def load_model(checkpoint: Path | None, device: str, wanted: str | None = None):
 def warn(warnings: Iterable[str]) -> None:
     """Print each warning once, as a line on stderr."""
     for warning in dict.fromkeys(warnings):
-        click.echo(f"coanerv: warning: {warning}", err=True)
+        click.echo(f"coanerv: warning: {printable(warning)}", err=True)
 
 
 def say(text: str, quiet: bool) -> None:

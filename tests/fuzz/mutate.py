@@ -16,7 +16,16 @@ NUMBERS = sorted(
 )  # fmt: skip
 VARINTS = [*map(varint, NUMBERS), b"\x80\x00", b"\xff" * 9 + b"\x7f", b"\xff" * 10 + b"\x01", b"\x80" * 9 + b"\x02"]
 FLOATS = [struct.pack("<f", v) for v in (0.0, -0.0, 1e-45, -1.0, 3e38, -3e38, float("inf"), float("nan"), 1.0)]
-TEXTS = [b"\x00", b"\x01\xff", b"\x02\xc3\x28", b"\x03\xed\xa0\x80", b"\x01\x00", b"\x05a\nb\x1bc", varint(70000), b"\x7f"]
+TEXTS = [
+    b"\x00",
+    b"\x01\xff",
+    b"\x02\xc3\x28",
+    b"\x03\xed\xa0\x80",
+    b"\x01\x00",
+    b"\x05a\nb\x1bc",
+    varint(70000),
+    b"\x7f",
+]
 KINDS = (b"HEAD", b"CLIP", b"strm", b"pckt", b"meta", b"indx", b"head", b"TAIL")
 UNKNOWN = (b"xtra", b"WAVE", b"aaaa", b"ZZZZ", b"CLIp", b"hEAD", b"cl\x00p", b"\xff\xff\xff\xff")
 

@@ -99,12 +99,11 @@ def cut(name: str, data: bytes) -> Seed:
                 header = record if kind == b"HEAD" else header
         if kind == b"CLIP":
             with watched() as inside:
-                bank = parse_bank(clip.bank, header.token_dim)
+                parse_bank(clip.bank, header.token_dim)
             ahead = length - len(clip.bank)
             spans += [Span(start + ahead, end + ahead, kind) for start, end, kind in inside]
             tables = inside[3].end + ahead  # behind coder, bits, z and s come the map and the tables, byte by byte
             spans += [Span(i, i + 1, "byte") for i in range(tables, min(tables + 40, length))]
-            del bank
         if kind == b"TAIL":
             spans += [Span(i, i + 8, "u64") for i in (0, 8, 16)]
         pieces.append(Piece(kind, payload, tuple(spans), frames, pts))
@@ -147,8 +146,10 @@ def write(head: Header, clips: int, *, sound: bool = False, bits: int = 3, uneve
     for number in range(clips):
         if sound:
             writer.packets(
-                [Packet(stream=0, pts=640 * number, dts=640 * number, duration=320, flags=1, data=b"\1\2\3\4")]
-                + [Packet(stream=1, pts=80 * number, dts=None, duration=40, data=b"Hi", side_data=(("x", b"\0"),))]
+                [
+                    Packet(stream=0, pts=640 * number, dts=640 * number, duration=320, flags=1, data=b"\1\2\3\4"),
+                    Packet(stream=1, pts=80 * number, dts=None, duration=40, data=b"Hi", side_data=(("x", b"\0"),)),
+                ]
             )
         spread = np.exp(rng.normal(0, 1, head.token_dim))
         symbols, z, s = quantize((rng.laplace(0, 1, head.bank_shape) * spread).astype(np.float32), bits)

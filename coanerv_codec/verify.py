@@ -1,0 +1,231 @@
+"""Checking a `.coa` file: what `coanerv verify` does.
+
+Structure, CRCs, index and symbols are checked without torch; the checkpoint's identity and the pictures (`deep`, `source`) need
+it. One clip is in memory at a time, and the file is read once, whatever is asked.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from coanerv_codec.bank import decode_bank
+from coanerv_codec.container import DEFAULT_LIMITS, Reader
+from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError
+from coanerv_codec.quantizer import dequantize
+from coanerv_codec.records import ClipRecord, Header, Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from coanerv_codec.checkpoint import Checkpoint
+
+WORST_FIRST = (FormatError, InputError, CheckpointError, CoanervError)
+MAX_PSNR = 100.0  # what equal pictures count as, so that a mean stays finite
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong: which kind (an exit code), what, and which frames it costs (None: unknown, up to the end)."""
+
+    code: int
+    problem: str
+    clips: range | None = range(0)
+    frames: range | None = range(0)
+
+
+@dataclass
+class Verdict:
+    """What was found in one file; `psnr` has a value per frame of the source that the file holds."""
+
+    header: Header | None = None
+    clips: int = 0
+    frames: int = 0
+    decoded: int = 0  # frames that were decoded to pictures
+    findings: list[Finding] = field(default_factory=list)
+    psnr: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """0, or the worst finding's: damage before an unreadable file or source before a checkpoint."""
+        codes = {finding.code for finding in self.findings}
+        return next((error.exit_code for error in WORST_FIRST if error.exit_code in codes), 0)
+
+    @property
+    def mean_psnr(self) -> float | None:
+        """The mean of the frames' PSNRs."""
+        return sum(self.psnr.values()) / len(self.psnr) if self.psnr else None
+
+
+def verify(
+    path: Path,
+    *,
+    load: "Callable[[Header], Checkpoint] | None" = None,
+    deep: bool = False,
+    source: Path | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    progress: Callable[[int], None] = lambda frames: None,
+) -> Verdict:
+    """Check a file. `load` gives the checkpoint that a header names (None: do not check it); `progress` is told frames done.
+
+    `deep` decodes every picture; `source`, a video, is compared with them frame by frame.
+    """
+    verdict = Verdict()
+    try:
+        with path.open("rb") as file:
+            _verify(verdict, file, load, deep, source, limits, progress)
+    except OSError as error:
+        verdict.findings.append(Finding(InputError.exit_code, f"cannot be read: {error.strerror or error}"))
+    return verdict
+
+
+def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limits: Limits, progress) -> None:
+    try:
+        reader = Reader(file, limits, on_damage="skip")
+    except FormatError as error:
+        verdict.findings.append(_finding(error))
+        return
+    verdict.header = reader.header
+    with ExitStack() as stack:
+        checkpoint = compare = None
+        try:
+            checkpoint = load(reader.header) if load else None
+            if source is not None and checkpoint:
+                compare = stack.enter_context(_Comparison(source, verdict))
+        except CoanervError as error:
+            verdict.findings.append(_finding(error))
+        try:
+            draw = _drawer(reader.header, checkpoint) if checkpoint and (deep or compare) else None
+            for clip in _clips(reader):
+                verdict.clips, verdict.frames = verdict.clips + 1, verdict.frames + len(clip.pts)
+                _check_clip(verdict, clip, reader.header, draw, compare)
+                progress(verdict.frames)
+                if len(verdict.findings) > limits.damages:
+                    raise FormatError(f"more than {limits.damages} clips are damaged (limit damages): given up")
+            if compare:
+                compare.end(verdict.frames)
+        except FormatError as error:  # a critical chunk of another version, or hopeless: the rest cannot be told
+            verdict.findings.append(_finding(error))
+    verdict.findings[:0] = [
+        Finding(FormatError.exit_code, _with_frames(d.reason, d.frames), d.clips, d.frames) for d in reader.damage
+    ]
+
+
+def _clips(reader: Reader) -> Iterator[ClipRecord]:
+    return (item for item in reader if isinstance(item, ClipRecord))
+
+
+def _check_clip(verdict: Verdict, clip: ClipRecord, header: Header, draw, compare) -> None:
+    """Decode a clip's symbols, and its pictures with `draw`."""
+    frames = range(clip.first_frame, clip.first_frame + len(clip.pts))
+    try:
+        symbols, _, z, s = decode_bank(clip.bank, header.bank_shape)
+        if draw:
+            _check_times(clip, header)
+            pictures = draw(dequantize(symbols, z, s), len(clip.pts))
+            verdict.decoded += len(pictures)
+            if compare:
+                compare.clip(clip, header, pictures)
+    except CoanervError as error:
+        problem = _with_frames(f"clip {clip.number}: {error}", frames)
+        verdict.findings.append(Finding(error.exit_code, problem, range(clip.number, clip.number + 1), frames))
+
+
+def _check_times(clip: ClipRecord, header: Header) -> None:
+    """Refuse times that no player can hold: FFmpeg counts microseconds in 64 bits."""
+    for tick in (clip.pts[0], clip.pts[-1] + clip.last_duration):
+        if abs(tick * header.time_base * 10**6) >= 2**63:
+            raise FormatError(f"its time of {float(tick * header.time_base):g} s is beyond what a player can show")
+
+
+def _drawer(header: Header, checkpoint: "Checkpoint") -> "Callable[[np.ndarray, int], np.ndarray]":
+    """Return what turns a clip's tokens into its first n pictures [n,3,H,W] uint8, and checks that they are such."""
+    import numpy as np
+
+    from coanerv_codec.decoding import decode_clip, layout_of, make_view
+
+    layout = layout_of(header)
+    # The file's own size is within the limits that its header was read with.
+    view = make_view(header.width, header.height, limits=Limits(side=2**62, pixels=2**62))
+
+    def draw(tokens: np.ndarray, count: int) -> np.ndarray:
+        moments = np.arange(count) / header.frames_per_clip
+        pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, moments)
+        if pictures.shape != (count, 3, header.height, header.width) or pictures.dtype != np.uint8:
+            raise FormatError(f"decodes to {pictures.dtype} {pictures.shape}, not to {count} pictures")
+        return pictures
+
+    return draw
+
+
+class _Comparison:
+    """Reads a source video beside the file, frame by frame."""
+
+    def __init__(self, source: Path, verdict: Verdict):
+        from coanerv_codec.video import open_video
+
+        self._name, self._verdict, self._at = source, verdict, 0
+        self._video = open_video(source, audio=False)
+        self._frames = iter(self._video)
+        self._failed = False
+        header = verdict.header
+        size = self._video.info.width, self._video.info.height
+        if size != (header.width, header.height):
+            self._video.close()
+            raise InputError(
+                f"{source} is {size[0]}x{size[1]}, the file {header.width}x{header.height}: not its source"
+            )
+
+    def __enter__(self) -> "_Comparison":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._video.close()
+
+    def clip(self, clip: ClipRecord, header: Header, pictures: "np.ndarray") -> None:
+        """Compare a clip's pictures with the source's frames of the same numbers."""
+        import torch
+
+        from coanerv_codec.metrics import psnr
+
+        for number, (pts, picture) in enumerate(zip(clip.pts, pictures, strict=True), clip.first_frame):
+            frame = self._frame(number)
+            if frame is None:
+                return
+            time, expected = (float(t) for t in (pts * header.time_base, frame.pts * self._video.info.time_base))
+            if pts * header.time_base != frame.pts * self._video.info.time_base and not self._failed:
+                self._failed = True  # said once: a shifted file would say it for every frame
+                raise InputError(
+                    f"frame {number} is at {time:g} s, but at {expected:g} s in {self._name}: not its source"
+                )
+            a, b = (torch.from_numpy(x).float() / 255 for x in (frame.yuv, picture))
+            self._verdict.psnr[number] = min(psnr(a, b), MAX_PSNR)
+
+    def end(self, frames: int) -> None:
+        """Check that the source ends where the file does."""
+        if not self._failed and self._at == frames and next(self._frames, None) is not None:
+            self._verdict.findings.append(
+                Finding(InputError.exit_code, f"{self._name} goes on after the file's last frame, number {frames - 1}")
+            )
+
+    def _frame(self, number: int):
+        """The source's frame of this number; None after the source's end, which is said once."""
+        frame = None
+        while self._at <= number and not self._failed:
+            frame = next(self._frames, None)
+            if frame is None:
+                self._failed = True
+                raise InputError(f"{self._name} ends after {self._at} frames: not its source")
+            self._at += 1
+        return frame
+
+
+def _finding(error: CoanervError) -> Finding:
+    return Finding(error.exit_code, str(error))
+
+
+def _with_frames(problem: str, frames: range | None) -> str:
+    if frames is None:
+        return f"{problem} (all frames from there on)"
+    return f"{problem} (frames {frames.start}-{frames.stop - 1})" if frames else problem
