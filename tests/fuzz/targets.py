@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from coanerv_codec.bank import decode_bank
@@ -38,9 +39,11 @@ class Pipe(io.RawIOBase):
         return self._file.read(min(size, 100))
 
 
-def check(held: bool, promise: str) -> None:
+def check(held: bool, promise: str, details: str = "") -> None:
     if not held:
-        raise OddError(promise)
+        error = OddError(promise)
+        error.add_note(details)
+        raise error
 
 
 class Parser:
@@ -132,10 +135,14 @@ class CommandLine:
     OUTPUTS = ("out.y4m", "out.y4m", "out.mkv", "out.mp4", "out.png", "out.mov", "out.webm")
 
     def __init__(self, folder: Path, checkpoint: Path, commands: tuple[str, ...] = ("info", "verify", "decode")):
+        from coanerv_codec import checkpoint as checkpoint_module
+
         os.environ["COANERV_CHECKPOINT"] = str(checkpoint)
         self.folder, self.commands = folder, commands
         self.out = folder / "out"
         self.out.mkdir(exist_ok=True)
+        # The checkpoint is the same each time, and loading it takes longer than all the rest.
+        checkpoint_module.load_checkpoint = cache(checkpoint_module.load_checkpoint)
 
     def arguments(self, rng: random.Random) -> list[str]:
         command = rng.choice(self.commands)
@@ -144,7 +151,7 @@ class CommandLine:
             return found + ["--json"] * (rng.random() < 0.5)
         if command == "verify":
             return found + ["--json"] * (rng.random() < 0.3) + (["--deep", *self.SMALL] if rng.random() < 0.1 else [])
-        found += ["-o", str(self.out / rng.choice(self.OUTPUTS)), "-y", *self.SMALL]
+        found += ["-o", str(self.out / rng.choice(self.OUTPUTS)), "-y", "-q", *self.SMALL]
         if rng.random() < 0.4:
             found += ["--on-error", "conceal"]
         if rng.random() < 0.2:
@@ -176,12 +183,14 @@ class CommandLine:
                 path.unlink()
         said = f"{' '.join(arguments)}: exit code {code}, {err.getvalue()!r}, {out.getvalue()!r}"
         command = arguments[0]
-        check(code in CODES[command], f"the exit code is a documented one: {said}")
+        check(code in CODES[command], f"{command}: the exit code is a documented one", said)
         lines = [line for line in err.getvalue().splitlines() if not line.startswith("coanerv: warning:")]
         if code and command != "verify":
-            check(len(lines) == 1 and lines[0].startswith("coanerv: "), f"a failure is one line: {said}")
+            check(len(lines) == 1 and lines[0].startswith("coanerv: "), f"{command}: a failure is one line", said)
         if command == "verify":
-            check(bool(out.getvalue()) and not lines, f"what verify finds stands on stdout: {said}")
+            check(bool(out.getvalue()) and not lines, f"{command}: what verify finds stands on stdout", said)
         hidden = [path.name for path in left if path.name.startswith(".")]
-        check(not hidden and not (left and code not in (0, 7)), f"a failure leaves no file: {said} {left}")
+        check(
+            not hidden and not (left and code not in (0, 7)), f"{command}: a failure leaves no file", f"{said} {left}"
+        )
         return f"{command} {code}"
