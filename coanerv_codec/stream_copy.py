@@ -62,13 +62,15 @@ def add_copied_stream(output: av.container.OutputContainer, info: StreamInfo) ->
             stream.codec_context.extradata = info.extradata
         elif info.codec in CODEC_IDS:
             with av.open(io.BytesIO(_matroska_header(info)), format="matroska") as template:
+                if not template.streams:  # FFmpeg leaves out a track that makes no sense to it
+                    return None
                 stream = output.add_stream_from_template(template.streams[0])
         else:
             return None
-    except ValueError:  # PyAV's answer where the container does not take the codec
+    except ValueError:  # PyAV's answer where the container does not take the codec, and ours to absurd parameters
         return None
     stream.time_base = info.time_base
-    stream.disposition = info.disposition
+    stream.disposition = info.disposition & 0x7FFFFFFF  # an int in FFmpeg
     stream.metadata.update(info.metadata)
     if info.language:
         stream.metadata["language"] = info.language
@@ -106,6 +108,8 @@ def _codec_private(info: StreamInfo) -> bytes:
 
 def _element(element_id: str, content: bytes | int | str) -> bytes:
     if isinstance(content, int):
+        if content >= 1 << 64:
+            raise ValueError("a number is beyond 64 bits")
         content = content.to_bytes(8, "big")
     elif isinstance(content, str):
         content = content.encode()

@@ -55,23 +55,31 @@ def raw(data: bytes, other: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
+EXTREMES = {
+    "byte": [bytes((value,)) for value in range(256)],
+    "float32": FLOATS,
+    "u64": [struct.pack("<Q", number) for number in NUMBERS],
+    "text": TEXTS,
+    "blob": TEXTS,
+    "fraction": [a + b for a in VARINTS for b in VARINTS],
+    "varint": VARINTS,
+    "signed": VARINTS,
+}
+
+
 def field(piece: Piece, rng: random.Random) -> bytes:
     """Give one field an extreme value."""
     start, end, kind = piece.spans[int(rng.random() * len(piece.spans))]
-    match kind:
-        case "byte":
-            new = bytes((int(rng.random() * 256),))
-        case "float32":
-            new = FLOATS[int(rng.random() * len(FLOATS))]
-        case "u64":
-            new = struct.pack("<Q", NUMBERS[int(rng.random() * len(NUMBERS))])
-        case "text" | "blob":
-            new = TEXTS[int(rng.random() * len(TEXTS))]
-        case "fraction":
-            new = VARINTS[int(rng.random() * len(VARINTS))] + VARINTS[int(rng.random() * len(VARINTS))]
-        case _:
-            new = VARINTS[int(rng.random() * len(VARINTS))]
-    return piece.payload[:start] + new + piece.payload[end:]
+    values = EXTREMES[kind]
+    return piece.payload[:start] + values[int(rng.random() * len(values))] + piece.payload[end:]
+
+
+def one_field(seed: Seed, rng: random.Random) -> bytes:
+    """Give one field of the file an extreme value and make all else right: what gets farthest."""
+    at = int(rng.random() * len(seed.pieces))
+    pieces = list(seed.pieces)
+    pieces[at] = pieces[at]._replace(payload=field(pieces[at], rng), spans=())
+    return join(pieces, index=True, copy=True)
 
 
 def payload(piece: Piece, other: Seed, rng: random.Random) -> bytes:
