@@ -254,7 +254,9 @@ def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
     read = Fields(payload, "CLIP")
     number = read.varint(limits.clips - 1, "the clip number", "clips")
     first_frame = read.varint(limits.frames - 1, "the first frame", "frames")
-    frames = _positive(read, min(header.frames_per_clip, limits.frames - first_frame), "the number of frames")
+    frames = _positive(read, header.frames_per_clip, "the number of frames")
+    if first_frame + frames > limits.frames:
+        raise read.error(f"frame {first_frame + frames - 1} is beyond {limits.frames} frames (limit frames)")
     flags = read.byte()
     if flags >> 2 or (flags and not header.frame_duration):
         raise read.error(

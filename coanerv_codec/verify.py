@@ -108,7 +108,8 @@ def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limi
         except FormatError as error:  # a critical chunk of another version, or hopeless: the rest cannot be told
             verdict.findings.append(_finding(error))
     verdict.findings[:0] = [
-        Finding(FormatError.exit_code, _with_frames(d.reason, d.frames), d.clips, d.frames) for d in reader.damage
+        Finding(FormatError.exit_code, _with_frames(d.reason, d.frames), d.clips, d.frames)
+        for d in sorted(reader.damage, key=lambda damage: damage.offset)
     ]
 
 
