@@ -15,9 +15,9 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
     sizes = dict.fromkeys(
         ("header", "symbols", "tables", "timestamps", "streams", "packets", "metadata", "index", "framing", "other"), 0
     )
-    # HEAD has been read before the walk begins.
-    sizes["header"] = len(records.header_bytes(header))
-    sizes["framing"] = len(SIGNATURE) + FRAMING
+    if not reader.damage:  # HEAD has been read before the walk begins; a damaged one counts as such
+        sizes["header"] = len(records.header_bytes(header))
+        sizes["framing"] = len(SIGNATURE) + FRAMING
     part_of = {b"strm": "streams", b"pckt": "packets", b"meta": "metadata"}
     part_of |= {b"indx": "index", b"TAIL": "index", b"head": "header"}
     clips = frames = packets = 0

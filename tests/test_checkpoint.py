@@ -156,6 +156,13 @@ def test_truncated_or_damaged_with_a_hash_that_fits(tmp_path, checkpoint_path):
         refused(write(tmp_path, hostile), "not a coanerv checkpoint")
 
 
+def test_a_file_of_any_size_is_not_read_into_memory(tmp_path):
+    huge = tmp_path / "x-00000000.safetensors"
+    with huge.open("wb") as file:
+        file.truncate(2**40)  # sparse: takes no room on the disk
+    refused(huge, "a checkpoint has at most")
+
+
 def test_not_safetensors(tmp_path):
     refused(write(tmp_path, b"This is a text file, not weights.\n" * 10), "not a coanerv checkpoint")
     code = write(tmp_path, b"")

@@ -40,7 +40,8 @@ from coanerv_codec.summary import summary
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
-describe = runpy.run_path(str(GOLDEN / "make.py"))["describe"]
+golden_script = runpy.run_path(str(GOLDEN / "make.py"))
+describe = golden_script["describe"]
 HEADER = Header(
     checkpoint="base-0123abcd",
     checkpoint_sha256=bytes(range(32)),
@@ -705,6 +706,45 @@ def test_golden_files_decode_to_what_they_always_did(name):
 
 def test_every_golden_file_is_expected():
     assert {path.stem for path in GOLDEN.glob("*.coa")} == set(EXPECTED)
+
+
+def test_golden_files_are_not_made_again_unless_told_so(tmp_path, capsys):
+    make = golden_script["main"]
+    for path in GOLDEN.iterdir():
+        if path.suffix in (".coa", ".json"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    name = "v1.0-flat-2bit"
+    changed = tmp_path / f"{name}.coa"
+    changed.write_bytes(b"changed")
+    make([], tmp_path)
+    assert changed.read_bytes() == b"changed"
+    assert "made" not in capsys.readouterr().out
+    changed.unlink()
+    with pytest.raises(SystemExit, match=f"{name}.coa is in expected.json but not there"):
+        make([], tmp_path)
+    assert not changed.exists()
+    make(["--replace", name], tmp_path)
+    # What the writer makes today is what it made at the release, byte by byte.
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_is_nothing_but_damage_is_given_up():
+    bad = chunk_bytes(b"meta", b"\x09")
+    data = with_header(records.header_bytes(HEADER)) + bad * 50
+    reader = Reader(io.BytesIO(data), Limits(damages=20), on_damage="skip")
+    with pytest.raises(FormatError, match="damaged in more than 20 places"):
+        list(reader)
+    assert len(reader.damage) <= 20
+
+
+def test_metadata_is_limited_in_all():
+    one = records.metadata_bytes(Metadata((("key", "x" * 100),)))
+    data = with_header(records.header_bytes(HEADER)) + chunk_bytes(b"meta", one) * 5
+    reader = Reader(io.BytesIO(data), Limits(metadata_bytes=4 * len(one)))
+    assert [next(iter(reader)) for _ in range(4)]
+    with pytest.raises(FormatError, match="limit metadata_bytes"):
+        next(iter(reader))
 
 
 def test_the_documents_example_is_a_whole_file():

@@ -1,6 +1,6 @@
 """What the fuzzers start from: small whole `.coa` files, cut into chunks whose fields are known.
 
-    python tests/fuzz/seeds.py FOLDER      writes them out, as a corpus for other fuzzers
+    python tests/fuzz/seeds.py FOLDER      writes them to FOLDER, and their banks to FOLDER-banks, as corpora for Atheris
 
 Where fields lie is not written down a second time: the readers of `records.py` and `bank.py` are watched while they read.
 """
@@ -187,9 +187,25 @@ def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
     return [cut(name, data) for name, data in made.items()]
 
 
-if __name__ == "__main__":
+def banks(seed: Seed) -> Iterator[bytes]:
+    """The coded banks of a file's clips."""
+    head = records.read_header(seed.pieces[0].payload, DEFAULT_LIMITS)
+    for piece in seed.pieces:
+        if piece.kind == b"CLIP":
+            yield records.read_clip(piece.payload, head, DEFAULT_LIMITS).bank
+
+
+def main(folder: Path) -> None:
+    """Write the corpora: whole files into `folder`, banks into `folder`-banks."""
+    inside = folder.with_name(f"{folder.name}-banks")
+    for target in (folder, inside):
+        target.mkdir(parents=True, exist_ok=True)
     for seed in format_seeds():
-        target = Path(sys.argv[1]) / f"{seed.name}.coa"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(seed.data)
-        print(target, len(seed.data))
+        (folder / f"{seed.name}.coa").write_bytes(seed.data)
+        for number, bank in enumerate(banks(seed)):
+            (inside / f"{seed.name}-{number}").write_bytes(bank)
+    print(f"{len(list(folder.iterdir()))} files in {folder}, {len(list(inside.iterdir()))} banks in {inside}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,14 +1,17 @@
 """Makes the golden files: small `.coa` files of the current format version and what they must decode to.
 
-    python tests/golden/make.py
+    python tests/golden/make.py [--replace NAME]
 
-A golden file is made once and then kept for ever: this script never touches one that exists. For a new format version
-add files under a new name; `expected.json` gains their entries.
+A golden file is made once and then kept for ever: this script never touches one that exists, and does not make one again
+that was lost (restore it with git). For a new format version add files under a new name; `expected.json` gains their entries.
+Before a format version is released, `--replace NAME` makes one of its files anew.
 """
 
+import argparse
 import hashlib
 import io
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -115,13 +118,18 @@ def describe(data: bytes) -> dict:
     return {"tokens_sha256": tokens_hash.hexdigest(), "header": plain(reader.header), "items": items}
 
 
-def main() -> None:
-    """Make what is missing."""
-    listing = HERE / "expected.json"
+def main(arguments: list[str], here: Path = HERE) -> None:
+    """Make what is new."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replace", choices=GOLDEN, action="append", default=[], metavar="NAME")
+    replaced = parser.parse_args(arguments).replace
+    listing = here / "expected.json"
     expected = json.loads(listing.read_text()) if listing.exists() else {}
+    if lost := [name for name in expected if not (here / f"{name}.coa").exists() and name not in replaced]:
+        sys.exit(f"{lost[0]}.coa is in {listing.name} but not there: restore it with git, or give --replace {lost[0]}")
     for name, make in GOLDEN.items():
-        path = HERE / f"{name}.coa"
-        if path.exists():
+        path = here / f"{name}.coa"
+        if path.exists() and name not in replaced:
             print(f"kept {path.name}")
             continue
         file = io.BytesIO()
@@ -133,4 +141,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
