@@ -183,6 +183,8 @@ class CommandLine:
                 path.unlink()
         said = f"{' '.join(arguments)}: exit code {code}, {err.getvalue()!r}, {out.getvalue()!r}"
         command = arguments[0]
+        if code == 143:  # someone ends the fuzzer itself, whose SIGTERM the command line has taken over
+            raise KeyboardInterrupt
         check(code in CODES[command], f"{command}: the exit code is a documented one", said)
         lines = [line for line in err.getvalue().splitlines() if not line.startswith("coanerv: warning:")]
         if code and command != "verify":
