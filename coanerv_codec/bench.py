@@ -29,6 +29,7 @@ from coanerv_codec.cells import Layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint, load_checkpoint
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.container import Reader
+from coanerv_codec.decoder import Decoder
 from coanerv_codec.decoding import (
     EngineOptions,
     Timing,
@@ -42,7 +43,7 @@ from coanerv_codec.device import has_fast_bf16, keep_freed_memory, pick_device
 from coanerv_codec.encoding import EncodeOptions, choose_layout, encode_clip, encode_video
 from coanerv_codec.engine import decode_grid
 from coanerv_codec.errors import InputError
-from coanerv_codec.model import Decoder
+from coanerv_codec.model import AnyDecoder
 from coanerv_codec.records import ClipRecord
 from coanerv_codec.version import __version__
 from coanerv_codec.video import Frame, VideoInfo, open_video
@@ -245,7 +246,7 @@ def _sample_grid(config: Config, device: torch.device) -> tuple[Tensor, Tensor, 
     return line[None], line[None, :rows], torch.arange(config.frames, device=device) / config.frames
 
 
-def bf16_error(decoder: Decoder, tokens: Tensor) -> dict:
+def bf16_error(decoder: AnyDecoder, tokens: Tensor) -> dict:
     """Compare bf16 with fp32 on a few pixels of one cell (few, because without instructions for it bf16 is slow)."""
     line = torch.linspace(0, 1, 16, device=tokens.device)[None]
     t = torch.tensor([0.0, 0.5], device=tokens.device)

@@ -42,13 +42,13 @@ def decoder_sha256(config: Config, tensors: dict[str, Tensor]) -> bytes:
     fields = (
         *(config.frames, config.cell, config.grid, config.token_dim, config.frequencies),
         *(config.decoder_heads, config.decoder_head_dim, config.temperature, config.mlp_depth, config.mlp_hidden),
-        *(config.retrieval, config.lal_threshold, config.gamma_skip),
+        *(config.retrieval, config.lal_threshold, config.carriers, config.mixer_depth, config.mixer_width),
     )
     digest.update(repr(fields).encode())
     for name in sorted(n for n in tensors if n.startswith("decoder.")):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
 

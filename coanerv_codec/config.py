@@ -35,14 +35,17 @@ class Config:
     mlp_hidden: int = 72
     retrieval: str = "temperature"  # or "lal" (ANR-V)
     lal_threshold: float = 0.001  # m, only for "lal"
-    gamma_skip: bool = False  # feed the coordinate's encoding to the MLP as well (not in the paper)
+    # Beyond the paper (docs/model.md): tokens drive carrier waves, and are mixed with each other before they are read.
+    carriers: int = 0  # C, waves that the retrieved values modulate; 0 is the paper's decoder
+    mixer_depth: int = 2  # self-attention blocks over the tokens in the decoder, only with carriers
+    mixer_width: int = 192
 
     def __post_init__(self) -> None:
         counts = [f.name for f in dataclasses.fields(self) if f.type is int]
         for name in counts:
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 65536:
-                raise ValueError(f"{name} must be a whole number from 1 to 65536, not {value!r}")
+            value, least = getattr(self, name), 0 if name in ("carriers", "mixer_depth") else 1
+            if type(value) is not int or not least <= value <= 65536:
+                raise ValueError(f"{name} must be a whole number from {least} to 65536, not {value!r}")
         if (
             type(self.grid) is not tuple
             or len(self.grid) != 3
@@ -50,8 +53,8 @@ class Config:
         ):
             raise ValueError(f"grid must be three whole numbers from 1 to 1024, not {self.grid!r}")
         # A layer costs memory before its shape can be compared with a file's, and a product of sizes must not overflow.
-        if max(self.depth, self.mlp_depth) > 64:
-            raise ValueError(f"depth ({self.depth}) and mlp_depth ({self.mlp_depth}) must be at most 64")
+        if max(self.depth, self.mlp_depth, self.mixer_depth) > 64:
+            raise ValueError("depth, mlp_depth and mixer_depth must be at most 64")
         if max(self.tokens, self.patches) > 2**24:
             raise ValueError(f"{self.tokens} tokens and {self.patches} patches per cell: at most {2**24} are possible")
         if self.cell % self.patch:
@@ -66,6 +69,8 @@ class Config:
             raise ValueError(f"temperature must be positive and at most a million, not {self.temperature!r}")
         if self.retrieval not in RETRIEVALS:
             raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
+        if self.carriers and (self.grid[2] != 1 or self.retrieval != "temperature"):
+            raise ValueError("carriers carry all of time: they need a grid with one anchor in t, and no LAL retrieval")
         if not 0 <= self.lal_threshold < 1:
             raise ValueError(f"lal_threshold must be in [0, 1), not {self.lal_threshold!r}")
 
@@ -128,11 +133,18 @@ def _paper(grid: tuple[int, int, int], frames: int) -> Config:
 # The paper's S/M/L differ in N (384/512/768) and each is run with F = 4, 8 and 16.
 _PAPER_GRIDS = {"paper-s": (16, 12, 2), "paper-m": (16, 16, 2), "paper-l": (16, 12, 4)}
 
+_TINY = {"cell": 32, "width": 64, "depth": 1, "heads": 2, "head_dim": 32, "feed_forward": 64, "decoder_heads": 2}
+
 PRESETS: dict[str, Config] = {
-    # What we train and ship: the paper's token budget in small cells, and a decoder that goes a little past the paper's.
-    "base": Config(mlp_depth=3, gamma_skip=True),
+    # What we train and ship: the paper's token budget in small cells, and tokens that modulate carriers.
+    "base": Config(
+        grid=(8, 12, 1), depth=2, carriers=128, mixer_depth=3, mlp_hidden=32, decoder_heads=3, decoder_head_dim=128
+    ),
     # As small as still runs every line: for tests and for trying the trainer out.
-    "tiny": Config(cell=32, grid=(2, 2, 1), width=64, depth=1, heads=2, head_dim=32, feed_forward=64, decoder_heads=2),
+    "tiny": Config(
+        **_TINY, grid=(2, 3, 1), carriers=144, mlp_hidden=16, mixer_depth=1, mixer_width=32, decoder_head_dim=144
+    ),
+    "tiny-paper": Config(**_TINY, grid=(2, 2, 1)),
 }
 for _name, _grid in _PAPER_GRIDS.items():
     PRESETS[_name] = _paper(_grid, 8)

@@ -1,6 +1,6 @@
 """Training material: a folder of videos and photos, decoded once into a memory-mapped cache, and cells cut from it.
 
-Cell number i of a run is a pure function of (seed, i): which clip, which crop, which pixels are asked, which noise. A resumed
+Cell number i of a run is a pure function of (seed, i): which clip, which crop, which positions are asked. A resumed
 run therefore needs no sampler state, and any number of processes together see the same cells as one.
 """
 
@@ -32,7 +32,7 @@ MAX_FRAMES = 256  # cached per video: enough variety from one scene, and a film 
 PHOTO_SHARE = 0.1  # of the cells, where there are both
 NATIVE_SHARE = 0.75  # of the crops taken at native resolution, as most video is coded
 VALID_SHARE = 0.05  # held out by file name where no folder for validation is given
-STRATUM = 8  # one pixel is asked in each STRATUM x STRATUM block of each frame, per draw
+STRATUM = 8  # one position is asked in each STRATUM x STRATUM block, per draw
 
 
 @dataclass(frozen=True)
@@ -146,16 +146,15 @@ def _halve(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Batch:
-    """What one training step sees: B cells, the pixels asked of each, and the noise its tokens get."""
+    """What one training step sees: B cells, the positions asked of each, and how finely its tokens are quantized."""
 
     clips: Tensor  # [B,F,3,S,S] uint8
-    pixels: Tensor  # [B,Q] index into F*S*S
-    noise: Tensor  # [B,N,d] in [-1/2,1/2]
-    bits: Tensor  # [B] of the quantizer that the noise stands for
+    positions: Tensor  # [B,Q] index into S*S, asked in every frame
+    bits: Tensor  # [B] of the quantizer that its tokens go through
 
     def to(self, device: torch.device) -> "Batch":
         """Move everything to a device."""
-        return Batch(*(t.to(device, non_blocking=True) for t in (self.clips, self.pixels, self.noise, self.bits)))
+        return Batch(*(t.to(device, non_blocking=True) for t in (self.clips, self.positions, self.bits)))
 
 
 def _resize(planes: np.ndarray, side: int) -> Tensor:
@@ -222,12 +221,12 @@ def _to_uint8(clip: Tensor, rng: np.random.Generator) -> Tensor:
     return clip.round().clamp(0, 255).to(torch.uint8)
 
 
-def _ask(rng: np.random.Generator, frames: int, side: int, draws: int) -> np.ndarray:
-    """Choose pixels [Q]: `draws` random ones in each block of each frame (stratified: unbiased, less noise)."""
+def _ask(rng: np.random.Generator, side: int, draws: int) -> np.ndarray:
+    """Choose positions [Q]: `draws` random ones in each block (stratified: unbiased, less noise)."""
     blocks = side // STRATUM
-    f, by, bx = np.meshgrid(np.arange(frames), np.arange(blocks), np.arange(blocks), indexing="ij")
-    dy, dx = rng.integers(STRATUM, size=(2, draws, *f.shape))
-    return ((f * side + by * STRATUM + dy) * side + bx * STRATUM + dx).reshape(-1)
+    by, bx = np.meshgrid(np.arange(blocks), np.arange(blocks), indexing="ij")
+    dy, dx = rng.integers(STRATUM, size=(2, draws, *by.shape))
+    return ((by * STRATUM + dy) * side + bx * STRATUM + dx).reshape(-1)
 
 
 class Cells(IterableDataset):
@@ -251,22 +250,21 @@ class Cells(IterableDataset):
             )
         self.first_step, self.rank, self.world = 0, 0, 1
 
-    def cell(self, number: int) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return cell `number` of the run: clip, pixels, noise, bits."""
+    def cell(self, number: int) -> tuple[Tensor, Tensor, int]:
+        """Return cell `number` of the run: clip, positions, bits."""
         rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
         photo = self.photos and (not self.videos or rng.random() < PHOTO_SHARE)
         source, cut = (self.photos, pan_photo) if photo else (self.videos, cut_clip)
         clip = cut(self.corpus, source[rng.integers(len(source))], rng, self.config)
-        pixels = torch.from_numpy(_ask(rng, self.config.frames, self.config.cell, self.draws))
-        noise = rng.random((self.config.tokens, self.config.token_dim), np.float32) - 0.5
-        return clip, pixels, torch.from_numpy(noise), int(rng.choice(self.bits))
+        positions = torch.from_numpy(_ask(rng, self.config.cell, self.draws))
+        return clip, positions, int(rng.choice(self.bits))
 
     def step(self, step: int) -> Batch:
         """Return this rank's part of a step."""
         share = self.batch // self.world
         first = step * self.batch + self.rank * share
-        clips, pixels, noise, bits = zip(*(self.cell(n) for n in range(first, first + share)), strict=True)
-        return Batch(torch.stack(clips), torch.stack(pixels), torch.stack(noise), torch.tensor(bits))
+        clips, positions, bits = zip(*(self.cell(n) for n in range(first, first + share)), strict=True)
+        return Batch(torch.stack(clips), torch.stack(positions), torch.tensor(bits))
 
     def __iter__(self) -> Iterator[Batch]:
         worker = torch.utils.data.get_worker_info()

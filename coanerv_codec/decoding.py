@@ -23,7 +23,7 @@ from coanerv_codec.color import ColorTags
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.engine import decode_grid
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
-from coanerv_codec.model import Decoder
+from coanerv_codec.model import AnyDecoder
 from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
@@ -126,7 +126,7 @@ STRIP_BYTES = 2**28  # of floating point that a row of cells may take
 
 
 def decode_clip(
-    decoder: Decoder,
+    decoder: AnyDecoder,
     tokens: np.ndarray,
     layout: Layout,
     view: View,
@@ -167,7 +167,7 @@ def decode_clip(
 
 
 def _add_cell(
-    strip: Tensor, decoder: Decoder, tokens: Tensor, x: Share, y: Share, t: Tensor, options: EngineOptions
+    strip: Tensor, decoder: AnyDecoder, tokens: Tensor, x: Share, y: Share, t: Tensor, options: EngineOptions
 ) -> None:
     """Decode one cell and add it to strip [T,3,h,W'], weighted by its cross-fades."""
     coordinates = [torch.from_numpy(s.coordinates).to(strip.device)[None] for s in (x, y)]
@@ -186,7 +186,7 @@ def _to_uint8(pixels: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def query_points(
-    decoder: Decoder, tokens: np.ndarray, layout: Layout, x: np.ndarray, y: np.ndarray, t: np.ndarray
+    decoder: AnyDecoder, tokens: np.ndarray, layout: Layout, x: np.ndarray, y: np.ndarray, t: np.ndarray
 ) -> np.ndarray:
     """Evaluate single points of a clip: x, y in source pixels and t in [0,1), each [Q] -> YUV [Q,3] float32."""
     device = decoder.base.device

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coanerv_codec.config import Config
 from coanerv_codec.errors import CoanervError, FormatError
-from coanerv_codec.model import Decoder
+from coanerv_codec.model import AnyDecoder
 from coanerv_codec.reference import decode_reference
 from coanerv_codec.separable import decode_separable
 
@@ -37,7 +37,7 @@ def tile_within(config: Config, engine: str, budget: int) -> int:
 
 @torch.no_grad()
 def decode_grid(
-    decoder: Decoder,
+    decoder: AnyDecoder,
     tokens: Tensor,
     x: Tensor,
     y: Tensor,

@@ -10,7 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-from coanerv_codec.model import Attention, CoANeRV, Decoder, Encoder, encode_axis, frequency_bank
+from coanerv_codec.attention import Attention
+from coanerv_codec.decoder import Decoder
+from coanerv_codec.lapped_start import choose_waves, start_carriers, start_encoder_direct
+from coanerv_codec.model import CoANeRV, Encoder
+from coanerv_codec.positions import encode_axis, frequency_bank
 
 CROSS_GAIN = 4.0  # sharpness of the first attention to patches
 PATCH_GAIN = 4.0  # so that content is not drowned by position
@@ -28,7 +32,12 @@ def anchors(grid: tuple[int, int, int]) -> Tensor:
 def start_local(model: CoANeRV, generator: torch.Generator) -> None:
     """Overwrite the model's random values with the local start, in place."""
     start_encoder(model.encoder)
-    start_decoder(model.decoder, generator)
+    if model.config.carriers:
+        waves, modes = choose_waves(model.config)
+        start_encoder_direct(model.encoder, waves, modes, generator)
+        start_carriers(model.decoder, waves, modes, generator)
+    else:
+        start_decoder(model.decoder, generator)
 
 
 # --- encoder ------------------------------------------------------------------------------------------------------
@@ -109,9 +118,6 @@ def start_decoder(decoder: Decoder, generator: torch.Generator) -> None:
                 _envelope(decoder, 0.71875 * spacing, 0.2), config.spatial_frequencies, head_dim, generator
             )
         decoder.query.weight[rows], decoder.key.weight[rows] = q, k
-    if decoder.skip is not None:
-        # Small: large ones drown the content at the start and cost more than they give.
-        decoder.skip.weight.normal_(0.0, 0.15 / math.sqrt(config.gamma_dim), generator=generator)
 
 
 def _envelope_head(a: Tensor, head_dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from coanerv_codec.model import Decoder
+from coanerv_codec.model import AnyDecoder
 
 
-def decode_reference(decoder: Decoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor, tile: int) -> Tensor:
+def decode_reference(decoder: AnyDecoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor, tile: int) -> Tensor:
     """Tokens [B,N,d], x [B,W], y [B,H], t [T] -> pixels [B,T,H,W,3]; at most tile x tile pixels x T at a time."""
     out = tokens.new_empty(len(tokens), len(t), y.shape[1], x.shape[1], 3)
     for b in range(len(tokens)):
@@ -17,7 +17,7 @@ def decode_reference(decoder: Decoder, tokens: Tensor, x: Tensor, y: Tensor, t: 
     return out
 
 
-def decode_block(decoder: Decoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
+def decode_block(decoder: AnyDecoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     """Tokens [N,d] of one cell, x [w], y [h], t [T] -> pixels [T,h,w,3], all queries at once."""
     grid_t, grid_y, grid_x = torch.meshgrid(t, y, x, indexing="ij")
     q = torch.stack([grid_x, grid_y, grid_t], dim=-1)

@@ -1,6 +1,6 @@
 """Token refinement: optimise a clip's tokens through the frozen decoder, from where the encoder put them.
 
-The paper's standalone token optimisation, but started by the encoder, against the quantizer's noise, and kept only where it
+The paper's standalone token optimisation, but started by the encoder, through the quantizer's rounding, and kept only where it
 pays. The tokens stay within the range they had, so that the quantizer's step does not grow.
 """
 
@@ -12,17 +12,19 @@ from torch import Tensor
 
 from coanerv_codec.cells import Layout, cut_row
 from coanerv_codec.engine import decode_grid
-from coanerv_codec.model import Decoder, pixel_grid
+from coanerv_codec.model import AnyDecoder
+from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.rounding import quantized
 
-LEARNING_RATE = 1e-2
-COORDINATES = 2048  # asked per cell and step
+LEARNING_RATE = 0.004  # of the tokens' range: a quarter of the quantizer's step at 6 bits
+POSITIONS = 1024  # asked per cell and step, each in all frames
 CELLS = 4  # optimised together
 RANDOM_SCALE = 0.1  # standard deviation of random initial tokens
 
 
 def refine_clip(
-    decoder: Decoder,
+    decoder: AnyDecoder,
     frames: np.ndarray,
     layout: Layout,
     tokens: np.ndarray,
@@ -47,13 +49,12 @@ def refine_clip(
     return refined if errors[1] < errors[0] else tokens
 
 
-def quantized_error(decoder: Decoder, frames: np.ndarray, layout: Layout, tokens: np.ndarray, bits: int) -> float:
+def quantized_error(decoder: AnyDecoder, frames: np.ndarray, layout: Layout, tokens: np.ndarray, bits: int) -> float:
     """Return the mean squared error over all pixels of all cells, with tokens as a file would hold them."""
     symbols, z, s = quantize(tokens, bits)
     stored = dequantize(symbols, z, s)
     config, device = decoder.config, decoder.base.device
-    axis = (torch.arange(config.cell) / (config.cell - 1)).to(device)
-    t = (torch.arange(config.frames) / config.frames).to(device)
+    axis, t = cell_positions(config.cell)[: config.cell, 0].to(device), frame_times(config.frames).to(device)
     total = 0.0
     for first, cells in _cells(frames, layout, config.cell):
         for cell, bank in zip(cells, stored[first : first + len(cells)], strict=True):
@@ -76,7 +77,7 @@ def _span(tokens: np.ndarray) -> tuple[float, float]:
 
 
 def _refine_cells(
-    decoder: Decoder,
+    decoder: AnyDecoder,
     cells: np.ndarray,
     tokens: np.ndarray,
     span: tuple[float, float],
@@ -86,17 +87,19 @@ def _refine_cells(
 ) -> np.ndarray:
     """Cells [n,F,3,S,S], tokens [n,N,d] -> tokens [n,N,d] after `steps` steps of Adam, the rate falling to zero."""
     config, device = decoder.config, decoder.base.device
-    omega = pixel_grid(config.frames, config.cell, config.cell).to(device)
-    pixels = torch.from_numpy(cells).to(device).transpose(2, 1).flatten(2).transpose(1, 2)  # [n,F*S*S,3]
+    xy, t = cell_positions(config.cell).to(device), frame_times(config.frames).to(device)
+    pixels = torch.from_numpy(cells).to(device).flatten(3).transpose(2, 3)  # [n,F,S*S,3]
     free = torch.from_numpy(tokens).to(device).clone().requires_grad_()
-    optimizer = torch.optim.Adam([free], lr=LEARNING_RATE)
-    quantizer_step = (span[1] - span[0]) / (2**bits - 1)
+    quantizer_step = torch.tensor((span[1] - span[0]) / (2**bits - 2), device=device)
+    rate = LEARNING_RATE * (span[1] - span[0])
+    optimizer = torch.optim.Adam([free], lr=rate)
     with torch.enable_grad():
         for step in range(steps):
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - step / steps)
-            asked = torch.randint(len(omega), (COORDINATES,), generator=generator).to(device)
-            noise = (torch.rand(free.shape, generator=generator) - 0.5).to(device) * quantizer_step
-            error: Tensor = (decoder(free + noise, omega[asked]) - pixels[:, asked]).square().mean((1, 2))
+            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+            asked = torch.randint(len(xy), (POSITIONS,), generator=generator).to(device)
+            stored = quantized(free, quantizer_step)
+            predicted: Tensor = decoder.at(stored, xy[asked].expand(len(free), -1, -1), t)
+            error = (predicted - pixels[:, :, asked]).square().mean((1, 2, 3))
             optimizer.zero_grad()
             # Adam does not care for the scale of a cell's loss, so cells optimised together do not disturb each other.
             error.sum().backward()

@@ -19,21 +19,25 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from coanerv_codec.bank import encode_bank
 from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
 from coanerv_codec.errors import CheckpointError, InputError
 from coanerv_codec.local_start import start_local
-from coanerv_codec.model import CoANeRV, pixel_grid
+from coanerv_codec.model import CoANeRV
 from coanerv_codec.muon import Muon
+from coanerv_codec.positions import cell_positions, frame_times
+from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.rounding import quantized
 
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 STATE = "state.safetensors"
 BEFORE_DECAY = "before-decay.safetensors"
-VALID_PIXELS = 4096  # per cell
+VALID_POSITIONS = 1024  # per cell, each in all frames
 BANK_CELLS = 4  # cells that share a quantizer in training, as those of a 256x256 clip do
 RATE_BITS = 6  # the default --bits, at which the rate is counted
 
@@ -44,15 +48,14 @@ class Recipe:
 
     steps: int = 10_000
     batch: int = 16  # cells per step, over all processes
-    draws: int = 1  # pixels asked per 8x8 block and frame
-    lr: float = 1e-3
+    draws: int = 4  # positions asked per 8x8 block, each in all frames
+    lr: float = 5e-4
     warmup: int = 150
     decay: float = 0.6  # share of the steps over which the rate falls to zero
     weight_decay: float = 0.01
     clip: float = 1.0
     ema: float = 0.999
     rate_lambda: float = 0.03
-    rate_ramp: int = 1000  # steps over which lambda rises to its value
     bits: tuple[int, ...] = (4, 5, 6, 7, 8)
     optimizer: str = "muon"
     loss: str = "rmse"
@@ -79,23 +82,6 @@ PAPER = Recipe(
 # --- loss ---------------------------------------------------------------------------------------------------------
 
 
-class Prior(nn.Module):
-    """A logistic distribution per channel: what a token value costs in bits. Used in training only."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.mean = nn.Parameter(torch.zeros(dim))
-        self.log_scale = nn.Parameter(torch.zeros(dim))
-
-    def forward(self, tokens: Tensor, step: Tensor) -> Tensor:
-        """Tokens [B,N,d], quantizer step [B,1,1] -> bits of each cell [B]."""
-        # By symmetry both arguments can be taken on the negative side, where the sigmoid is exact.
-        distance = (tokens - self.mean).abs()
-        inverse = torch.exp(-self.log_scale)
-        p = torch.sigmoid((step / 2 - distance) * inverse) - torch.sigmoid((-step / 2 - distance) * inverse)
-        return -torch.log2(p.clamp_min(1e-9)).sum((1, 2))
-
-
 def quantizer_range(tokens: Tensor) -> Tensor:
     """Tokens [B,N,d] -> max - min over each bank of BANK_CELLS cells, [B,1,1], with its gradient.
 
@@ -106,31 +92,45 @@ def quantizer_range(tokens: Tensor) -> Tensor:
     return (banks.amax(1) - banks.amin(1)).repeat_interleave(size)[:, None, None]
 
 
+def estimated_bits(tokens: Tensor, step: Tensor) -> Tensor:
+    """Tokens [B,N,d], quantizer step [B,1,1] -> about what a Huffman code made for each cell spends on it, [B].
+
+    The entropy of a Laplacian of the channel's spread b, log2(2 e b / step), continued to zero where b is small.
+    """
+    spread = (tokens - tokens.mean(1, keepdim=True)).abs().mean(1, keepdim=True)  # [B,1,d]
+    return tokens.shape[1] * torch.log2(1 + 2 * math.e * spread / step.clamp_min(1e-12)).sum((1, 2))
+
+
 class TrainingLoss(nn.Module):
-    """Model and prior as one module, so that DistributedDataParallel sees one forward pass."""
+    """The model and its loss as one module, so that DistributedDataParallel sees one forward pass."""
 
     def __init__(self, model: CoANeRV, recipe: Recipe):
         super().__init__()
         self.model, self.recipe = model, recipe
-        self.prior = Prior(model.config.token_dim)
-        c = model.config
-        self.register_buffer("omega", pixel_grid(c.frames, c.cell, c.cell), persistent=False)
+        self.register_buffer("xy", cell_positions(model.config.cell), persistent=False)
+        self.register_buffer("t", frame_times(model.config.frames), persistent=False)
 
     def forward(self, batch: Batch, rate_weight: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, mean squared error per cell [B] and bits per pixel per cell [B]."""
         clips = batch.clips.float() / 255
-        tokens = self.model.encoder(clips)
+        tokens = self.model.encoder(clips).float()
         extent = quantizer_range(tokens)
-        noisy = tokens + batch.noise * extent / (2.0 ** batch.bits[:, None, None] - 1)
-        predicted = self.model.decoder(noisy, self.omega[batch.pixels])
-        pixels = clips.transpose(2, 1).flatten(2).transpose(1, 2)  # [B,F*S*S,3]
-        target = pixels.gather(1, batch.pixels[..., None].expand(-1, -1, 3))
-        mse = (predicted - target).square().mean((1, 2))
-        bits = self.prior(tokens, extent / (2.0**RATE_BITS - 1))
-        bits_per_pixel = bits / self.omega.shape[0]
+        stored = quantized(tokens, extent / (2.0 ** batch.bits[:, None, None] - 2))
+        predicted = self.model.decoder.at(stored, self.xy[batch.positions], self.t)  # [B,F,Q,3]
+        mse = (predicted - pixels_at(clips, batch.positions)).square().mean((1, 2, 3))
+        # With carriers the last value is a token's mode: it costs a bit, and nothing is gained by making it smaller.
+        values = tokens[..., :-1] if self.model.config.carriers else tokens
+        bits = estimated_bits(values, extent / (2.0**RATE_BITS - 2))
+        bits_per_pixel = bits / (len(self.xy) * len(self.t))
         # The root weighs easy and hard cells more evenly, which is what a mean of PSNRs asks for.
         distortion = mse.mean() if self.recipe.loss == "mse" else mse.add(1e-8).sqrt().mean()
         return distortion + rate_weight * bits_per_pixel.mean(), mse.detach(), bits_per_pixel.detach()
+
+
+def pixels_at(clips: Tensor, positions: Tensor) -> Tensor:
+    """Clips [B,F,3,S,S], positions [B,Q] into S*S -> their pixels [B,F,Q,3]."""
+    index = positions[:, None, None].expand(-1, *clips.shape[1:3], -1)
+    return clips.flatten(3).gather(3, index).transpose(2, 3)
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
@@ -237,34 +237,23 @@ def load_state(path: Path, config: Config, recipe: Recipe) -> State:
 
 @torch.no_grad()
 def validate(model: CoANeRV, clips: Tensor, owners: list[int]) -> tuple[float, float]:
-    """Sum over videos of PSNR (a fixed part of the pixels, tokens quantized to RATE_BITS) and of entropy in kilobytes.
+    """Sum over videos of PSNR (a fixed part of the pixels, tokens quantized to RATE_BITS) and of the token bank in kilobytes.
 
     clips [n,F,3,S,S] uint8, owners [n] names the video of each. A guide while training; `evaluate` measures real files.
     """
     c = model.config
-    omega = pixel_grid(c.frames, c.cell, c.cell)
-    asked = torch.randint(len(omega), (VALID_PIXELS,), generator=torch.Generator().manual_seed(0))
+    asked = torch.randint(c.cell**2, (VALID_POSITIONS,), generator=torch.Generator().manual_seed(0))
+    xy, t = cell_positions(c.cell)[asked], frame_times(c.frames)
     total_psnr = total_kilobytes = 0.0
     for owner in dict.fromkeys(owners):
         cells = clips[[i for i, o in enumerate(owners) if o == owner]].float() / 255
-        tokens = model.encoder(cells)
-        step = ((tokens.max() - tokens.min()) / (2**RATE_BITS - 1)).clamp_min(1e-12)
-        symbols = ((tokens - tokens.min()) / step).round()
-        predicted = model.decoder(symbols * step + tokens.min(), omega[asked]).clamp(0, 1)
-        target = cells.transpose(2, 1).flatten(2)[:, :, asked].transpose(1, 2)
-        mse = (predicted - target).square().mean().item()
+        symbols, z, s = quantize(model.encoder(cells).numpy(), RATE_BITS)
+        tokens = torch.from_numpy(dequantize(symbols, z, s))
+        predicted = model.decoder.at(tokens, xy.expand(len(cells), -1, -1), t).clamp(0, 1)
+        mse = (predicted - pixels_at(cells, asked.expand(len(cells), -1))).square().mean().item()
         total_psnr -= 10 * math.log10(max(mse, 1e-10))
-        total_kilobytes += channel_entropy(symbols.flatten(0, 1)) / 8000
+        total_kilobytes += len(encode_bank(symbols, RATE_BITS, z, s)) / 1000
     return total_psnr, total_kilobytes
-
-
-def channel_entropy(symbols: Tensor) -> float:
-    """Bits of symbols [n,d] under each channel's own distribution: what the bank's coder comes close to."""
-    bits = 0.0
-    for channel in symbols.T:
-        counts = torch.unique(channel, return_counts=True)[1]
-        bits -= (counts * (counts / len(channel)).log2()).sum().item()
-    return bits
 
 
 @contextmanager
@@ -322,10 +311,9 @@ def train_step(state: State, forward: nn.Module, batch: Batch, recipe: Recipe) -
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(recipe, state.step)
         optimizer.zero_grad(set_to_none=True)
-    weight = recipe.rate_lambda * min(1.0, state.step / max(recipe.rate_ramp, 1))
     device = next(state.loss.parameters()).device
     with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bf16(device)):
-        loss, mse, bits = forward(batch, weight)
+        loss, mse, bits = forward(batch, recipe.rate_lambda)
     loss.backward()
     nn.utils.clip_grad_norm_(state.loss.parameters(), recipe.clip)
     for optimizer in state.optimizers.values():
@@ -376,6 +364,11 @@ def train(
         trial = centre_cells(valid, config) if valid else None
         records = RunLog(run / "log.jsonl", state.step) if rank == 0 else None
         sums, counted, waited, since, saved = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic(), time.monotonic()
+        if trial and state.step == 0:
+            record = {"step": 0, **_validate_together(state.ema, *trial, rank, world)}
+            if records:
+                records.write(record)
+                report(record)
         batches = load_steps(cells, state.step, rank, world, workers)
         stopping = False
         while state.step < recipe.steps and not stopping:

@@ -30,14 +30,24 @@ def test_error_is_at_most_half_a_step(tokens, bits):
     assert (np.abs(restored.astype(np.float64) - tokens) <= bound).all()
 
 
-def test_matches_the_papers_formula():
-    tokens = np.random.default_rng(1).normal(size=(4, 96, 72)).astype(np.float32)
+def test_matches_the_papers_formula_where_zero_is_outside_the_range():
+    tokens = np.random.default_rng(1).uniform(0.5, 2, size=(4, 96, 72)).astype(np.float32)
     symbols, z, s = quantize(tokens, 6)
     assert z == tokens.min()
     assert s == np.float32((np.float64(tokens.max()) - np.float64(tokens.min())) / 63)
     assert symbols.min() == 0
     assert symbols.max() == 63
     np.testing.assert_allclose(dequantize(symbols, z, s), symbols * np.float64(s) + z, atol=1e-6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(hnp.arrays(np.float32, 20, elements=st.floats(-1e6, 1e6, width=32)), st.integers(2, 8))
+def test_zero_comes_back_as_zero_where_the_range_includes_it(tokens, bits):
+    tokens[0], tokens[1], tokens[2] = 0, -1, 1
+    symbols, z, s = quantize(tokens, bits)
+    # z is a multiple of s up to the rounding of both to float32.
+    assert abs(dequantize(symbols, z, s)[0]) <= 2**bits * np.float64(s) * 2.0**-23
+    assert z <= tokens.min()
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,74 @@
+"""Linear analysis: what each token reads from the pixels around its anchor, before the token former improves on it.
+
+The counterpart of the carriers: d - 1 amplitudes for a token that is still, d - 1 for one that moves, and the choice of the
+set that holds more of the window's energy, which becomes the token's last value. A window of pixels about each token, luma
+in full and chroma in half resolution, all frames, times one matrix. Tokens need not stand a whole number of pixels apart
+(128 pixels hold 12 rows of 10 2/3), so there is one matrix for each phase in which a token may stand to the pixels.
+
+Shapes: B cells, F frames, S side of a cell, N tokens on a grid gx x gy x 1, d token width, P phases.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from coanerv_codec.config import Config
+
+# Of the matrix: sums of ten thousand pixels must not jump when an optimizer moves every weight by its rate.
+SCALE = 5e-3
+MODE = 0.1  # the last value of a token that moves; of one that is still, minus that
+MARGIN = 8  # pixels that a window reaches beyond a token's own part of the cell; even, for chroma
+
+
+def window_starts(count: int, cell: int) -> tuple[list[int], int, int]:
+    """Where the windows of `count` tokens along `cell` samples begin, their width, and the number of phases."""
+    starts = [i * cell // count for i in range(count)]
+    return starts, -(-cell // count), count // math.gcd(count, cell)
+
+
+def window_pixels(count: int, cell: int, margin: int) -> Tensor:
+    """Return the samples in each window, int64 [count,width]; beyond the cell its edge is repeated."""
+    starts, width, _ = window_starts(count, cell)
+    pixels = torch.tensor(starts)[:, None] + torch.arange(-margin, width + margin)
+    return pixels.clamp(0, cell - 1)
+
+
+class Analysis(nn.Module):
+    """Clips to tokens, linear."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        gx, gy, _ = config.grid
+        self.phases = (window_starts(gy, config.cell)[2], window_starts(gx, config.cell)[2])
+        for name, cell, margin in (("luma", config.cell, MARGIN), ("chroma", config.cell // 2, MARGIN // 2)):
+            for axis, count in (("y", gy), ("x", gx)):
+                self.register_buffer(f"{name}_{axis}", window_pixels(count, cell, margin), persistent=False)
+        luma = self.luma_y.shape[1] * self.luma_x.shape[1]
+        chroma = 2 * self.chroma_y.shape[1] * self.chroma_x.shape[1]
+        inputs = config.frames * (luma + chroma)
+        self.weight = nn.Parameter(torch.zeros(math.prod(self.phases), inputs, 2 * (config.token_dim - 1)))
+
+    def windows(self, clips: Tensor) -> Tensor:
+        """Clips [B,F,3,S,S] -> what each token sees, [B,gy,gx,inputs]."""
+        clips = clips - 0.5
+        half = functional.avg_pool2d(clips[:, :, 1:].flatten(0, 1), 2).unflatten(0, (-1, self.config.frames))
+        luma = clips[:, :, :1][..., self.luma_y, :][..., self.luma_x]  # [B,F,1,gy,wy,gx,wx]
+        chroma = half[..., self.chroma_y, :][..., self.chroma_x]  # [B,F,2,gy,wy,gx,wx]
+        return torch.cat([v.permute(0, 3, 5, 1, 2, 4, 6).flatten(3) for v in (luma, chroma)], dim=-1)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """Clips [B,F,3,S,S] in [0,1] -> tokens [B,N,d]."""
+        py, px = self.phases
+        with torch.autocast(clips.device.type, enabled=False):
+            v = (
+                self.windows(clips.float()).unflatten(2, (-1, px)).unflatten(1, (-1, py))
+            )  # [B,gy/py,py,gx/px,px,inputs]
+            v = v.permute(2, 4, 0, 1, 3, 5)
+            out = SCALE * torch.bmm(v.reshape(py * px, -1, v.shape[-1]), self.weight)  # [P,B*gy/py*gx/px,2*(d-1)]
+            out = out.view(*v.shape[:-1], -1).permute(2, 3, 0, 4, 1, 5)  # [B,gy/py,py,gx/px,px,2*(d-1)]
+            still, moving = out.reshape(len(clips), self.config.tokens, -1).chunk(2, dim=-1)
+            moves = moving.square().sum(-1, keepdim=True) > still.square().sum(-1, keepdim=True)
+            return torch.cat([torch.where(moves, moving, still), torch.where(moves, MODE, -MODE)], dim=-1)
