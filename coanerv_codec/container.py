@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO, Literal, NamedTuple
 
 from coanerv_codec import records
+from coanerv_codec.bank import decode_bank
 from coanerv_codec.errors import FormatError
 from coanerv_codec.records import ClipRecord, Header, IndexEntry, Limits, Metadata, Packet, StreamInfo
 
@@ -372,6 +373,10 @@ class Reader:
             )
         if clip.pts[0] <= self._pts:
             raise FormatError(f"CLIP: clip {clip.number} begins at {clip.pts[0]}, not after {self._pts}")
+        if self.on_damage == "skip":
+            decode_bank(
+                clip.bank, self.header.bank_shape
+            )  # a bank that cannot be read costs its own clip, like any damage
         self._settle(chunk.offset, clip.number, clip.first_frame)
         self._clips, self._frames, self._pts = clip.number + 1, clip.first_frame + len(clip.pts), clip.pts[-1]
         self._seen.add(chunk.offset, len(clip.pts), clip.pts[0])

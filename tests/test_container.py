@@ -496,6 +496,20 @@ def test_broken_rules_never_yield_wrong_clips(case):
     assert reader.damage
 
 
+@pytest.mark.parametrize(
+    "bank", [b"", b"\x07", some_bank(1)[:-1], some_bank(1) + b"\0"], ids=["none", "coder", "short", "long"]
+)
+def test_a_bank_that_cannot_be_read_costs_its_own_clip(bank):
+    def broken(writer):
+        writer.clip([4004, 5005, 6006, 7007], 1001, bank)
+
+    data = write(clip(0), broken, clip(2))
+    reader = Reader(io.BytesIO(data), on_damage="skip")
+    assert [item.number for item in reader if isinstance(item, ClipRecord)] == [0, 2]
+    (damage,) = reader.damage
+    assert (damage.clips, damage.frames) == (range(1, 2), range(4, 8))
+
+
 def test_an_unknown_critical_chunk_is_refused_in_skip_mode_too():
     data = rebuilt(small_file(), lambda chunks: chunks.insert(3, [b"WAVE", b""]))
     with pytest.raises(FormatError, match="WAVE"):
