@@ -42,7 +42,8 @@ class Analysis(nn.Module):
         super().__init__()
         self.config = config
         gx, gy, _ = config.grid
-        self.phases = (window_starts(gy, config.cell)[2], window_starts(gx, config.cell)[2])
+        # Chroma's samples are the coarser ones, so that its phases tell apart all that luma's do.
+        self.phases = (window_starts(gy, config.cell // 2)[2], window_starts(gx, config.cell // 2)[2])
         for name, cell, margin in (("luma", config.cell, MARGIN), ("chroma", config.cell // 2, MARGIN // 2)):
             for axis, count in (("y", gy), ("x", gx)):
                 self.register_buffer(f"{name}_{axis}", window_pixels(count, cell, margin), persistent=False)

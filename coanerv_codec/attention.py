@@ -6,7 +6,7 @@ Shapes: B cells, n and m rows, N tokens, N_p patches, D the width.
 from torch import Tensor, nn
 from torch.nn import functional
 
-from coanerv_codec.config import Config
+from coanerv_codec.config import MIXER_HEAD_DIM, Config
 
 
 class Attention(nn.Module):
@@ -53,10 +53,10 @@ class TokenFormerBlock(nn.Module):
 class MixerBlock(nn.Module):
     """One pre-norm block in which tokens attend to each other, then a feed-forward network of four times the width."""
 
-    def __init__(self, width: int, head_dim: int = 32):
+    def __init__(self, width: int):
         super().__init__()
         self.self_norm, self.ff_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.self_attention = Attention(width, width // head_dim, head_dim)
+        self.self_attention = Attention(width, width // MIXER_HEAD_DIM, MIXER_HEAD_DIM)
         self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:

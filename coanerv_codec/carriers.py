@@ -90,8 +90,8 @@ class CarrierDecoder(nn.Module):
         x = self.norm(x)
         heads = self.config.decoder_heads
         key = (self.key_base + self.key(x)).unflatten(-1, (heads, -1)).transpose(1, 2)
-        moving = torch.sigmoid(self.mode_gain * tokens[..., -1:])
-        value = torch.lerp(self.still_value(tokens), self.moving_value(tokens), moving) + self.mixed_value(x)
+        still, moving = self.still_value(tokens), self.moving_value(tokens)
+        value = still + torch.sigmoid(self.mode_gain * tokens[..., -1:]) * (moving - still) + self.mixed_value(x)
         return key, value.unflatten(-1, (heads, -1)).transpose(1, 2) * self.signs()
 
     def retrieve(self, tokens: Tensor, xy: Tensor) -> Tensor:

@@ -98,8 +98,11 @@ def _read(path: Path) -> tuple[Config, dict[str, Tensor]]:
         if "config" not in metadata:
             raise ValueError("no configuration in its metadata")
         config = Config.from_json(metadata["config"])
-        with torch.device("meta"):  # shapes without memory, whatever the configuration says
-            expected = {k: tuple(v.shape) for k, v in CoANeRV(config).state_dict().items()}
+        try:
+            with torch.device("meta"):  # shapes without memory, whatever the configuration says
+                expected = {k: tuple(v.shape) for k, v in CoANeRV(config).state_dict().items()}
+        except RuntimeError as error:  # a product of sizes that overflows
+            raise ValueError(f"its configuration makes no model: {str(error).splitlines()[0]}") from error
         names = set(file.keys())
         if names != set(expected):
             raise ValueError(f"unexpected or missing tensor {sorted(names ^ set(expected))[0]!r}")

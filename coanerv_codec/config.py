@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 RETRIEVALS = ("temperature", "lal")
+MIXER_HEAD_DIM = 32  # width of a head of the mixer's attention
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class Config:
             raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
         if self.carriers and (self.grid[2] != 1 or self.retrieval != "temperature"):
             raise ValueError("carriers carry all of time: they need a grid with one anchor in t, and no LAL retrieval")
+        if self.carriers and (self.cell % 2 or self.mixer_width % MIXER_HEAD_DIM or self.decoder_head_dim < 4):
+            raise ValueError(
+                f"carriers need an even cell side, a mixer_width that is a multiple of {MIXER_HEAD_DIM}, "
+                f"and a decoder_head_dim of at least 4, not {self.cell}, {self.mixer_width} and {self.decoder_head_dim}"
+            )
         if not 0 <= self.lal_threshold < 1:
             raise ValueError(f"lal_threshold must be in [0, 1), not {self.lal_threshold!r}")
 

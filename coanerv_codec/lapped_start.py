@@ -15,13 +15,11 @@ from torch import Tensor
 from coanerv_codec.analysis import MARGIN, SCALE, Analysis, window_starts
 from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.config import Config
+from coanerv_codec.errors import CoanervError
 from coanerv_codec.model import Encoder
 
-WIDTHS = (
-    0.32,
-    0.6,
-    0.45,
-)  # of the heads' windows (a Gaussian's sigma), in units of the token grid; only the first is used at first
+# Of the heads' windows (a Gaussian's sigma), in units of the token grid; only the first head's is used at first.
+WIDTHS = (0.32, 0.6, 0.45)
 DC_GAIN = 0.3  # of the mean's token: it has by far the widest range, and the range sets the quantizer's step for all
 RESIDUAL_GAIN = 0.05  # of what the transformers add: an optimizer's step must stay small beside tokens of about 0.1
 CONTENT_GAIN = 1.2  # of the layers that read tokens: their values are small, about 0.1
@@ -61,10 +59,13 @@ def choose_waves(config: Config) -> tuple[list[Wave], list[list[int]]]:
     orders = [sorted(waves, key=lambda w, cost=cost: (cost(w, sizes), w)) for cost in (still_cost, moving_cost)]
     values = config.token_dim - 1
     chosen = dict.fromkeys(wave for order in orders for wave in order[:values])
+    if not max(values, len(chosen)) <= config.carriers <= len(waves):
+        raise CoanervError(
+            f"{config.carriers} carriers do not suit a token grid of {config.grid}, which needs {max(values, len(chosen))} "
+            f"and has waves for {len(waves)}"
+        )
     for pair in zip(*(order[values:] for order in orders), strict=True):
         chosen |= dict.fromkeys(pair if len(chosen) < config.carriers else ())
-    if len(chosen) < config.carriers or len(set(orders[0][:values] + orders[1][:values])) > config.carriers:
-        raise ValueError(f"{config.carriers} carriers do not suit a token grid of {config.grid}")
     waves = list(chosen)[: config.carriers]
     return waves, [[waves.index(wave) for wave in order[:values]] for order in orders]
 
@@ -163,11 +164,16 @@ def start_encoder_direct(
     encoder.project.bias.zero_()
 
 
+def set_waves(decoder: CarrierDecoder, waves: list[Wave]) -> None:
+    """Give the decoder its carriers: part of what it computes, whatever the other values start as."""
+    decoder.harmonics.copy_(torch.tensor([wave[1:] for wave in waves]))
+
+
 def start_carriers(
     decoder: CarrierDecoder, waves: list[Wave], modes: list[list[int]], generator: torch.Generator
 ) -> None:
     """Let attention be narrow windows, and the first head's values the amplitudes of the carriers."""
-    decoder.harmonics.copy_(torch.tensor([wave[1:] for wave in waves]))
+    set_waves(decoder, waves)
     decoder.mix.weight.normal_(0.0, CONTENT_GAIN, generator=generator)
     decoder.mix.bias.zero_()
     decoder.norm.weight.fill_(RESIDUAL_GAIN)

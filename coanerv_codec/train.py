@@ -24,7 +24,8 @@ from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
-from coanerv_codec.errors import CheckpointError, InputError
+from coanerv_codec.errors import CheckpointError, CoanervError, InputError
+from coanerv_codec.lapped_start import choose_waves, set_waves
 from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.muon import Muon
@@ -178,6 +179,8 @@ def new_state(config: Config, recipe: Recipe, init: CoANeRV | None = None) -> St
         model.load_state_dict(init.state_dict())
     elif recipe.start == "local":
         start_local(model, torch.Generator().manual_seed(recipe.seed))
+    elif config.carriers:
+        set_waves(model.decoder, choose_waves(config)[0])
     ema = CoANeRV(config).requires_grad_(False)
     ema.load_state_dict(model.state_dict())
     loss = TrainingLoss(model, recipe)
@@ -241,15 +244,18 @@ def validate(model: CoANeRV, clips: Tensor, owners: list[int]) -> tuple[float, f
 
     clips [n,F,3,S,S] uint8, owners [n] names the video of each. A guide while training; `evaluate` measures real files.
     """
-    c = model.config
+    c, device = model.config, model.decoder.base.device
     asked = torch.randint(c.cell**2, (VALID_POSITIONS,), generator=torch.Generator().manual_seed(0))
-    xy, t = cell_positions(c.cell)[asked], frame_times(c.frames)
+    xy, t = cell_positions(c.cell)[asked].to(device), frame_times(c.frames).to(device)
     total_psnr = total_kilobytes = 0.0
     for owner in dict.fromkeys(owners):
         cells = clips[[i for i, o in enumerate(owners) if o == owner]].float() / 255
-        symbols, z, s = quantize(model.encoder(cells).numpy(), RATE_BITS)
-        tokens = torch.from_numpy(dequantize(symbols, z, s))
-        predicted = model.decoder.at(tokens, xy.expand(len(cells), -1, -1), t).clamp(0, 1)
+        found = model.encoder(cells.to(device)).cpu()
+        if not found.isfinite().all():
+            raise CoanervError("the run has diverged: its tokens are not finite; start it again with a smaller rate")
+        symbols, z, s = quantize(found.numpy(), RATE_BITS)
+        tokens = torch.from_numpy(dequantize(symbols, z, s)).to(device)
+        predicted = model.decoder.at(tokens, xy.expand(len(cells), -1, -1), t).clamp(0, 1).cpu()
         mse = (predicted - pixels_at(cells, asked.expand(len(cells), -1))).square().mean().item()
         total_psnr -= 10 * math.log10(max(mse, 1e-10))
         total_kilobytes += len(encode_bank(symbols, RATE_BITS, z, s)) / 1000
@@ -364,11 +370,6 @@ def train(
         trial = centre_cells(valid, config) if valid else None
         records = RunLog(run / "log.jsonl", state.step) if rank == 0 else None
         sums, counted, waited, since, saved = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic(), time.monotonic()
-        if trial and state.step == 0:
-            record = {"step": 0, **_validate_together(state.ema, *trial, rank, world)}
-            if records:
-                records.write(record)
-                report(record)
         batches = load_steps(cells, state.step, rank, world, workers)
         stopping = False
         while state.step < recipe.steps and not stopping:

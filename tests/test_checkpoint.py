@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import local_model
+from safetensors import safe_open
 from safetensors.torch import save
 
 from coanerv_codec import checkpoint as module
@@ -23,7 +24,7 @@ from coanerv_codec.config import PRESETS
 from coanerv_codec.errors import CheckpointError
 from coanerv_codec.model import CoANeRV
 
-TINY = PRESETS["tiny"]
+TINY, PAPER = PRESETS["tiny"], PRESETS["tiny-paper"]
 
 
 def tensors_of(model) -> dict[str, torch.Tensor]:
@@ -48,7 +49,9 @@ def refused(path, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [TINY, replace(TINY, gamma_skip=True, mlp_depth=3), replace(TINY, retrieval="lal")], ids=["a", "b", "c"]
+    "config",
+    [TINY, replace(TINY, mixer_depth=0, mlp_depth=3), PAPER, replace(PAPER, retrieval="lal")],
+    ids=["carriers", "no mixer", "paper", "lal"],
 )
 def test_round_trip(tmp_path, config):
     model = local_model(config)
@@ -99,13 +102,17 @@ def test_decoder_hash_is_independent_of_the_encoder():
     assert decoder_sha256(replace(TINY, depth=3, width=32, heads=1), tensors) == before
 
 
-@pytest.mark.parametrize("name", [name for name in local_model().state_dict() if name.startswith("decoder.")])
-def test_decoder_hash_depends_on_each_of_its_weights(name):
-    tensors = tensors_of(local_model())
-    before = decoder_sha256(TINY, tensors)
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(c, name) for c in (TINY, PAPER) for name in local_model(c).state_dict() if name.startswith("decoder.")],
+    ids=lambda v: v if isinstance(v, str) else "carriers" if v.carriers else "paper",
+)
+def test_decoder_hash_depends_on_each_of_its_weights(config, name):
+    tensors = tensors_of(local_model(config))
+    before = decoder_sha256(config, tensors)
     changed = tensors[name].clone()
     changed.view(-1)[-1] += 0.125
-    assert decoder_sha256(TINY, {**tensors, name: changed}) != before
+    assert decoder_sha256(config, {**tensors, name: changed}) != before
 
 
 @pytest.mark.parametrize(
@@ -113,11 +120,14 @@ def test_decoder_hash_depends_on_each_of_its_weights(name):
     [
         {"frames": 4},
         {"cell": 64},
-        {"grid": (1, 2, 2)},
+        {"grid": (3, 2, 1)},
         {"temperature": 0.5},
-        {"retrieval": "lal"},
+        {"carriers": 0},
+        {"carriers": 40},
+        {"mixer_depth": 2},
+        {"mixer_width": 64},
+        {"carriers": 0, "retrieval": "lal"},
         {"lal_threshold": 0.01},
-        {"gamma_skip": True},
         {"decoder_heads": 4, "decoder_head_dim": 32},
     ],
     ids=str,
@@ -185,8 +195,9 @@ def test_tensors_that_do_not_fit_the_configuration(tmp_path):
         "encoder.queries": {**tensors, "encoder.queries": tensors["encoder.queries"].T.contiguous()},
         "decoder.query.weight": {k: v for k, v in tensors.items() if k != "decoder.query.weight"},
         "extra": {**tensors, "extra": torch.zeros(1)},
-        "decoder.out.bias": {**tensors, "decoder.out.bias": torch.zeros(72, dtype=torch.int32)},
-        "decoder.out.weight": {**tensors, "decoder.out.weight": tensors["decoder.out.weight"].double()},
+        "decoder.mix.bias": {**tensors, "decoder.mix.bias": torch.zeros(32, dtype=torch.int32)},
+        "decoder.mix.weight": {**tensors, "decoder.mix.weight": tensors["decoder.mix.weight"].double()},
+        "decoder.harmonics": {k: v for k, v in tensors.items() if k != "decoder.harmonics"},
     }
     for name, changed in wrong.items():
         refused(write(tmp_path, save(changed, metadata)), name)
@@ -210,6 +221,9 @@ def test_weights_that_are_not_finite(tmp_path, name, value):
         {"grid": [1024, 1024, 1024]},
         {"frames": 65536, "cell": 65536, "patch": 1},
         {"frequencies": 10920, "token_dim": 65520, "mlp_hidden": 65536},
+        {"carriers": 65536, "mixer_width": 65536, "mixer_depth": 64},
+        {"cell": 65536, "patch": 65536, "frames": 65536, "frequencies": 10920, "token_dim": 65520},
+        {"cell": 65536, "patch": 65536, "grid": [1023, 1023, 1]},
     ],
     ids=str,
 )
@@ -261,6 +275,29 @@ def test_weights_folder_is_the_one_of_this_checkout():
 
 def test_config_survives_a_checkpoint_made_before_a_field_existed(tmp_path):
     """Fields left out of the metadata mean what they meant before: the default."""
-    old = {k: v for k, v in json.loads(TINY.to_json()).items() if k != "gamma_skip"}
-    loaded = load_checkpoint(write(tmp_path, save(tensors_of(local_model()), {"config": json.dumps(old)})))
-    assert loaded.model.config == TINY
+    new = ("carriers", "mixer_depth", "mixer_width")
+    old = {k: v for k, v in json.loads(PAPER.to_json()).items() if k not in new}
+    loaded = load_checkpoint(write(tmp_path, save(tensors_of(local_model(PAPER)), {"config": json.dumps(old)})))
+    assert loaded.model.config == PAPER
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path):
+    """As those with `gamma_skip` are, which this version does not know."""
+    other = json.loads(PAPER.to_json()) | {"gamma_skip": True}
+    path = write(tmp_path, save(tensors_of(local_model(PAPER)), {"config": json.dumps(other)}))
+    refused(path, "unknown configuration field 'gamma_skip'")
+
+
+def test_harmonics_are_stored_and_survive_half_precision(tmp_path):
+    """Also those of base, which have to be whole numbers: half precision holds them up to 2048."""
+    for name in ("base", "tiny"):
+        model = local_model(PRESETS[name])
+        path = save_checkpoint(model, tmp_path, name)
+        with safe_open(path, "pt") as file:
+            stored = file.get_tensor("decoder.harmonics")
+        assert stored.dtype == torch.float16
+        assert torch.equal(stored.float(), model.decoder.harmonics)
+        loaded = load_checkpoint(path).model.decoder
+        assert torch.equal(loaded.harmonics, loaded.harmonics.round())
+        assert torch.equal(loaded.signs(), model.decoder.signs())
+        assert loaded.harmonics.amax() > 1

@@ -145,7 +145,7 @@ def test_cells_do_not_depend_on_how_many_go_through_the_encoder_together(checkpo
     alone = np.concatenate([encode_cells(checkpoint.model.encoder, cells[i : i + 1]) for i in range(7)])
     hook.remove()
     assert set(sizes) == {encoding.CELL_BATCH}
-    assert together.shape == (7, 4, 72)
+    assert together.shape == (7, 6, 72)
     assert np.array_equal(together, alone)
 
 
@@ -154,7 +154,7 @@ def test_tokens_stand_in_the_order_of_the_cells(checkpoint):
     assert (layout.x.count, layout.y.count) == (4, 2)
     clip = np.stack(pictures(8, 100, 60))
     tokens = encode_clip(checkpoint.model.encoder, clip, layout)
-    assert tokens.shape == (8, 4, 72)
+    assert tokens.shape == (8, 6, 72)
     changed = clip.copy()
     changed[:, :, 40:, 80:] = 0  # inside the last cell of the last row only
     different = np.any(encode_clip(checkpoint.model.encoder, changed, layout) != tokens, axis=(1, 2))

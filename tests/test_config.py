@@ -28,7 +28,7 @@ def test_paper_presets_have_the_papers_numbers():
             assert (c.frames, c.cell, c.tokens, c.token_dim, c.patch) == (frames, 256, tokens, 72, 16)
             assert (c.width, c.depth, c.heads, c.head_dim, c.feed_forward) == (768, 6, 6, 64, 3072)
             assert (c.decoder_heads, c.decoder_head_dim, c.temperature) == (6, 64, 0.4)
-            assert (c.mlp_depth, c.mlp_hidden, c.retrieval, c.gamma_skip) == (2, 72, "temperature", False)
+            assert (c.mlp_depth, c.mlp_hidden, c.retrieval, c.carriers) == (2, 72, "temperature", 0)
             assert c.patches == frames * 16 * 16
 
 
@@ -87,7 +87,17 @@ def test_frequencies_are_shared_out_four_to_one(frequencies):
         '{"retrieval": 1}',
         '{"lal_threshold": 1}',
         '{"lal_threshold": NaN}',
-        '{"gamma_skip": 1}',
+        '{"gamma_skip": false}',
+        '{"carriers": -1}',
+        '{"carriers": true}',
+        '{"carriers": 96}',
+        '{"carriers": 96, "grid": [8, 6, 1], "retrieval": "lal"}',
+        '{"carriers": 96, "grid": [8, 6, 1], "mixer_width": 100}',
+        '{"carriers": 96, "grid": [8, 6, 1], "decoder_head_dim": 3}',
+        '{"carriers": 96, "grid": [8, 6, 1], "cell": 129, "patch": 3}',
+        '{"mixer_depth": 65}',
+        '{"mixer_depth": -1}',
+        '{"mixer_width": 0}',
     ],
     ids=lambda text: text[:40],
 )
@@ -95,6 +105,21 @@ def test_what_makes_no_model_is_refused(text):
     with pytest.raises(ValueError, match=r".") as caught:
         Config.from_json(text)
     assert "\n" not in str(caught.value)
+
+
+def test_what_carriers_need_is_said():
+    base = PRESETS["base"]
+    for changes, text in [
+        ({"grid": (8, 6, 2)}, "one anchor in t"),
+        ({"retrieval": "lal"}, "no LAL retrieval"),
+        ({"mixer_width": 200}, "mixer_width that is a multiple of 32"),
+        ({"decoder_head_dim": 2}, "decoder_head_dim of at least 4"),
+        ({"cell": 33, "patch": 3}, "even cell side"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            replace(base, **changes)
+        replace(base, carriers=0, **changes)  # the paper's decoder does not mind
+    assert replace(base, mixer_depth=0).mixer_depth == 0
 
 
 JSON_VALUES = st.recursive(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +10,15 @@ from conftest import local_model
 from torch import Tensor
 
 from coanerv_codec import local_start
+from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.config import PRESETS, Config
+from coanerv_codec.decoder import Decoder, localized_attention
 from coanerv_codec.engine import ENGINES, decode_grid
-from coanerv_codec.model import CoANeRV, Decoder, frequency_bank, localized_attention, pixel_grid
+from coanerv_codec.model import CoANeRV
+from coanerv_codec.positions import cell_positions, frame_times, frequency_bank
 
-TINY = PRESETS["tiny"]
+TINY, PAPER = PRESETS["tiny"], PRESETS["tiny-paper"]
+both = pytest.mark.parametrize("config", [TINY, PAPER], ids=["carriers", "paper"])
 
 
 def parameters(name: str) -> tuple[int, int]:
@@ -41,17 +46,43 @@ def test_sizes_of_the_other_presets():
     assert parameters("paper-s")[1] == 3 * 72 * 384 + (384 * 72 + 72) + (72 * 72 + 72) + (72 * 3 + 3) + 384 * 72
 
 
+def test_the_size_of_base_is_the_sum_of_its_parts():
+    """Written out from docs/model.md: N = 96, d = 72, C = 128, 3 heads of 128, a mixer of 3 blocks 192 wide."""
+    block = 2 * 2 * 192 + 3 * 192 * 192 + (192 * 192 + 192) + (192 * 768 + 768) + (768 * 192 + 192)
+    mixer = (72 * 192 + 192) + 96 * 192 + 3 * block + 2 * 192
+    attention = 64 * 384 + 96 * 384 + 192 * 384
+    values = 2 * 72 * 384 + 1 + (192 * 384 + 384)
+    pixel = (128 * 3 + 3) + (128 * 32 + 32) + (32 * 3 + 3)
+    # Windows of 27 x 32 pixels in luma and 14 x 16 in chroma, three phases, two modes.
+    analysis = 3 * 8 * (27 * 32 + 2 * 14 * 16) * 2 * 71
+    former = 2 * (2 * 4 * 256 * 256 + 2 * 256 + (256 * 1024 + 1024) + (1024 * 256 + 256) + 3 * 512)
+    rest = (3 * 256 * 256 + 256) + 512 * 256 + 96 * 256 + 512 + (256 * 72 + 72) + (72 * 256 + 256)
+    assert parameters("base") == (analysis + former + rest, mixer + attention + values + pixel)
+
+
+def test_the_documented_sizes_are_those_of_the_presets():
+    """The table of docs/model.md: `| preset | F | cell | N | D, L | encoder | decoder |`."""
+    text = (Path(__file__).parents[1] / "docs" / "model.md").read_text()
+    rows = [[v.strip() for v in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
+    assert {row[0].split("`")[1] for row in rows} == {n for n in PRESETS if "-f" not in n}
+    for row in rows:
+        name = row[0].split("`")[1]
+        c = PRESETS[name]
+        sizes = [f"{count / 1e6:.2f} M" for count in parameters(name)]
+        assert row[1:] == [str(c.frames), str(c.cell), str(c.tokens), f"{c.width}, {c.depth}", *sizes]
+
+
 # --- coordinates --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["paper-s-f4", "paper-s", "paper-l-f16", "base", "tiny"])
+@pytest.mark.parametrize("name", ["paper-s-f4", "paper-s", "paper-l-f16", "base", "tiny-paper"])
 def test_gamma_is_the_papers(name):
     config = PRESETS[name]
     with torch.device("meta"):
         shapes = Decoder(config)
     assert shapes.query.in_features == 72
     k_s, k_t, sigma_s, sigma_t = 16, 4, 2 * config.cell, 2 * config.frames
-    decoder = Decoder(replace(TINY, cell=config.cell, frames=config.frames))
+    decoder = Decoder(replace(PAPER, cell=config.cell, frames=config.frames))
     q = torch.tensor([[0.3, 0.7, 0.25], [1.0, 0.0, 0.875]])
     expected = []
     for x, y, t in q.double().tolist():
@@ -64,6 +95,9 @@ def test_gamma_is_the_papers(name):
     assert gamma.shape == (2, 72)
     # Angles reach 512 pi in float32, whose steps are 1e-4 there.
     torch.testing.assert_close(gamma.double(), torch.tensor(expected, dtype=torch.float64), atol=2e-4, rtol=0)
+    # With carriers, attention is over space alone.
+    carriers = CarrierDecoder(replace(TINY, cell=config.cell, frames=config.frames))
+    assert torch.equal(carriers.gamma(q[:, :2]), gamma[:, : 4 * k_s])
 
 
 def test_frequencies_run_from_one_to_sigma():
@@ -75,16 +109,12 @@ def test_frequencies_run_from_one_to_sigma():
     assert frequency_bank(512.0, 1).tolist() == [1.0]
 
 
-def test_pixel_grid_is_the_papers():
-    frames, height, width = 3, 4, 5
-    expected = [
-        (x / (width - 1), y / (height - 1), t / frames)
-        for t in range(frames)
-        for y in range(height)
-        for x in range(width)
-    ]
-    torch.testing.assert_close(pixel_grid(frames, height, width), torch.tensor(expected), atol=0, rtol=1e-7)
-    assert pixel_grid(1, 1, 1).tolist() == [[0.0, 0.0, 0.0]]
+def test_positions_and_times_are_the_papers():
+    expected = [(x / 4, y / 4) for y in range(5) for x in range(5)]
+    torch.testing.assert_close(cell_positions(5), torch.tensor(expected), atol=0, rtol=1e-7)
+    torch.testing.assert_close(frame_times(3), torch.tensor([0, 1 / 3, 2 / 3]), atol=0, rtol=1e-7)
+    assert cell_positions(1).tolist() == [[0.0, 0.0]]
+    assert frame_times(1).tolist() == [0.0]
 
 
 # --- decoder ------------------------------------------------------------------------------------------------------
@@ -111,7 +141,7 @@ def written_out(decoder: Decoder, tokens: Tensor, q: Tensor) -> Tensor:
             weights = weights / weights.sum(1, keepdim=True)
         features.append(weights @ value)
     h = decoder.out(torch.cat(features, dim=1))
-    h = decoder.mlp[0](h) + (decoder.skip(gamma) if c.gamma_skip else 0)
+    h = decoder.mlp[0](h)
     for layer in decoder.mlp[1:]:
         h = layer(h * torch.sigmoid(h))
     return h + 0.5
@@ -122,14 +152,14 @@ def written_out(decoder: Decoder, tokens: Tensor, q: Tensor) -> Tensor:
     [
         {},
         {"temperature": 0.1},
-        {"gamma_skip": True, "mlp_depth": 3},
+        {"mlp_depth": 3},
         {"mlp_depth": 5, "mlp_hidden": 40},
         {"retrieval": "lal", "lal_threshold": 0.1},
     ],
     ids=str,
 )
 def test_decoder_is_the_formula_written_out(changes):
-    config = replace(TINY, grid=(4, 3, 2), **changes)
+    config = replace(PAPER, grid=(4, 3, 2), **changes)
     decoder = local_model(config).decoder.double()
     tokens = torch.randn(2, config.tokens, config.token_dim, dtype=torch.float64, generator=generator())
     q = torch.rand(2, 50, 3, dtype=torch.float64, generator=generator())
@@ -147,13 +177,13 @@ def test_a_smaller_temperature_retrieves_more_sharply():
     tokens, q = torch.zeros(1, 24, 72), torch.rand(200, 3, generator=generator())
     largest = []
     for temperature in (0.1, 0.4, 1.0):
-        decoder = local_model(replace(TINY, grid=(4, 3, 2))).decoder
+        decoder = local_model(replace(PAPER, grid=(4, 3, 2))).decoder
         query = decoder.query(decoder.gamma(q)).unflatten(-1, (2, 64)).transpose(0, 1)
         key = decoder.keys_values(tokens)[0][0]
         largest.append(torch.softmax(query @ key.mT / (temperature * 8), dim=-1).amax(-1).mean().item())
     assert largest[0] > largest[1] > largest[2]
-    assert Decoder(replace(TINY, temperature=0.25)).scale == 1 / (0.25 * 8)
-    assert Decoder(replace(TINY, temperature=0.25, retrieval="lal")).scale == 1 / 8
+    assert Decoder(replace(PAPER, temperature=0.25)).scale == 1 / (0.25 * 8)
+    assert Decoder(replace(PAPER, temperature=0.25, retrieval="lal")).scale == 1 / 8
 
 
 def test_lal_thresholds_and_renormalises():
@@ -168,16 +198,29 @@ def test_lal_thresholds_and_renormalises():
 
 
 def test_output_is_half_where_the_last_layer_is_zero():
-    decoder = Decoder(TINY)
+    decoder = Decoder(PAPER)
     for p in decoder.mlp[-1].parameters():
         torch.nn.init.zeros_(p)
-    assert (decoder(torch.randn(1, TINY.tokens, 72), torch.rand(7, 3)) == 0.5).all()
+    assert (decoder(torch.randn(1, PAPER.tokens, 72), torch.rand(7, 3)) == 0.5).all()
+
+
+@both
+def test_at_is_every_position_at_every_time(config):
+    decoder = local_model(config).decoder.requires_grad_(False)
+    tokens = torch.randn(2, config.tokens, config.token_dim, generator=generator())
+    xy, t = torch.rand(2, 13, 2, generator=generator()), torch.tensor([0.0, 0.125, 0.6])
+    pixels = decoder.at(tokens, xy, t)
+    assert pixels.shape == (2, 3, 13, 3)
+    for i, time in enumerate(t):
+        q = torch.cat([xy, time.expand(2, 13, 1)], dim=-1)
+        torch.testing.assert_close(pixels[:, i], decoder(tokens, q), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_tile_does_not_change_the_picture(engine):
-    decoder = local_model(replace(TINY, grid=(4, 3, 2))).decoder.requires_grad_(False)
-    tokens = torch.randn(1, 24, 72, generator=generator())
+@pytest.mark.parametrize("config", [TINY, replace(PAPER, grid=(4, 3, 2))], ids=["carriers", "paper"])
+def test_a_tile_does_not_change_the_picture(engine, config):
+    decoder = local_model(config).decoder.requires_grad_(False)
+    tokens = torch.randn(1, config.tokens, 72, generator=generator())
     x, y, t = torch.linspace(0, 1, 37)[None], torch.linspace(0, 1, 29)[None], torch.arange(8) / 8
     whole = decoder(tokens, torch.stack(torch.meshgrid(t, y[0], x[0], indexing="ij")[::-1], -1).reshape(-1, 3))
     whole = whole.reshape(1, 8, 29, 37, 3)
@@ -189,10 +232,10 @@ def test_a_tile_does_not_change_the_picture(engine):
 # --- encoder ------------------------------------------------------------------------------------------------------
 
 
-def test_tokenizer_sees_patches_in_the_order_of_their_positions():
+@both
+def test_tokenizer_sees_patches_in_the_order_of_their_positions(config):
     """With the token former's blocks left out of the way, a change in one patch changes only that patch's token."""
-    config = replace(TINY, cell=48)
-    encoder = CoANeRV(config).encoder
+    encoder = CoANeRV(replace(config, cell=48)).encoder
     seen = []
     encoder.blocks[0].register_forward_hook(lambda module, arguments, result: seen.append(arguments[1]))
     clip = torch.rand(1, 8, 3, 48, 48, generator=generator())
@@ -205,20 +248,39 @@ def test_tokenizer_sees_patches_in_the_order_of_their_positions():
     assert different == [5 * 9 + 1 * 3 + 2]
 
 
-def test_clips_of_a_batch_do_not_see_each_other():
-    model = local_model()
+@both
+def test_clips_of_a_batch_do_not_see_each_other(config):
+    model = local_model(config)
     clips = torch.rand(3, 8, 3, 32, 32, generator=generator())
     with torch.no_grad():
         together = model.encoder(clips)
-        assert together.shape == (3, TINY.tokens, TINY.token_dim)
+        assert together.shape == (3, config.tokens, config.token_dim)
         torch.testing.assert_close(together[1:2], model.encoder(clips[1:2]), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("changes", [{}, {"gamma_skip": True}, {"retrieval": "lal"}], ids=str)
-def test_gradient_reaches_every_parameter(changes):
-    model = local_model(replace(TINY, grid=(3, 2, 2), depth=2, **changes))
+def backward(model: CoANeRV) -> None:
+    """Give every parameter the gradient of a picture's energy."""
+    model.zero_grad()
     clips = torch.rand(2, 8, 3, 32, 32, generator=generator())
     model.decoder(model.encoder(clips), torch.rand(64, 3, generator=generator())).square().mean().backward()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(PAPER, grid=(3, 2, 2), depth=2),
+        replace(PAPER, grid=(3, 2, 2), retrieval="lal"),
+        replace(TINY, depth=2, mixer_depth=2, mlp_depth=3),
+    ],
+    ids=["paper", "lal", "carriers"],
+)
+def test_gradient_reaches_every_parameter(config):
+    model = local_model(config)
+    if config.carriers:
+        # Layers that start at zero keep the gradient from those before them, until the first step has moved them.
+        backward(model)
+        torch.optim.AdamW(model.parameters(), lr=1e-3).step()
+    backward(model)
     for name, p in model.named_parameters():
         assert p.grad is not None, name
         assert p.grad.isfinite().all(), name
@@ -251,7 +313,7 @@ def test_shift_turns_the_features_of_a_point_into_those_of_the_moved_point(offse
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(TINY.width), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("config", [PRESETS["base"], replace(TINY, grid=(4, 4, 2))], ids=["base", "tiny"])
+@pytest.mark.parametrize("config", [Config(), replace(PAPER, grid=(4, 4, 2))], ids=["default", "tiny"])
 def test_decoder_starts_by_looking_at_the_nearest_anchor(config: Config):
     decoder = local_model(config).decoder
     anchors = local_start.anchors(config.grid)
@@ -284,8 +346,18 @@ def test_encoder_starts_by_looking_at_the_patches_around_its_anchor():
     assert distance.mean() < 1 / side
 
 
-def test_local_start_depends_on_its_generator_alone():
-    a, b = local_model(seed=3), CoANeRV(TINY)
+@both
+def test_local_start_depends_on_its_generator_alone(config):
+    a, b = local_model(config, seed=3), CoANeRV(config)
     local_start.start_local(b, generator(3))
-    for name in ("base", "query.weight", "key.weight"):
+    names = ["query.weight", "key.weight"]
+    names += (
+        ["key_base", "mix.weight", "still_value.weight", "moving_value.weight", "linear.weight", "harmonics"]
+        if config.carriers
+        else ["base"]
+    )
+    for name in names:
         assert torch.equal(a.decoder.state_dict()[name], b.decoder.state_dict()[name])
+    if config.carriers:
+        assert torch.equal(a.encoder.analysis.weight, b.encoder.analysis.weight)
+        assert torch.equal(a.encoder.see.weight, b.encoder.see.weight)
