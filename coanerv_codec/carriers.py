@@ -79,7 +79,7 @@ class CarrierDecoder(nn.Module):
         """Return the carriers' signs at each token [N,C], +1 or -1: odd harmonics flip from token to token."""
         counts = [torch.arange(n, device=self.harmonics.device) for n in self.config.grid]
         t, y, x = torch.meshgrid(*reversed(counts), indexing="ij")
-        steps = torch.stack([x, y, t], dim=-1).reshape(-1, 3).float() @ self.harmonics.T
+        steps = torch.stack([x, y, t], dim=-1).reshape(-1, 3).to(self.harmonics) @ self.harmonics.T
         return 1 - 2 * (steps % 2)
 
     def keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class CarrierDecoder(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             query = self.query(self.gamma(xy)).unflatten(-1, (self.config.decoder_heads, -1)).transpose(-3, -2)
             query = query.expand(len(tokens), -1, -1, -1)
-            return functional.scaled_dot_product_attention(query, key.float(), value.float(), scale=self.scale).sum(1)
+            return functional.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), scale=self.scale).sum(1)
 
     def paint(self, m: Tensor) -> Tensor:
         """Modulated carriers [...,C] -> pixels [...,3]."""

@@ -6,9 +6,9 @@ are views alike, and cost in proportion to their pixels.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, pairwise, product
 from math import ceil, floor
 from types import MappingProxyType
 
@@ -21,9 +21,10 @@ from coanerv_codec.cells import Axis, Layout, fixed_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import ColorTags
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
-from coanerv_codec.engine import decode_grid
+from coanerv_codec.engine import MAX_ERROR, decode_grid
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
+from coanerv_codec.parallel import run_parallel
 from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
@@ -36,6 +37,7 @@ class EngineOptions:
     engine: str = "separable"
     tile: int = 64
     precision: str = "fp32"
+    max_error: float = MAX_ERROR
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,24 +107,26 @@ def clip_tokens(clip: ClipRecord, header: Header) -> np.ndarray:
 class Share:
     """The part of a view that one cell takes part in: indices first .. first + len - 1 along an axis."""
 
+    cell: int
     first: int
     coordinates: np.ndarray
     weights: np.ndarray
 
 
 def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
-    """Return each cell's share of the positions along an axis (empty where the view does not touch it)."""
+    """Return the shares of the positions along an axis, cell by cell, without cells that the view does not touch."""
     shares = []
     for i in range(axis.count):
         weights = axis.weights(i, positions)
         touched = np.flatnonzero(weights)
-        first, last = (touched[0], touched[-1] + 1) if len(touched) else (0, 0)
-        shares.append(Share(int(first), axis.coordinates(i, positions[first:last]), weights[first:last]))
+        if len(touched):
+            first, last = int(touched[0]), int(touched[-1]) + 1
+            shares.append(Share(i, first, axis.coordinates(i, positions[first:last]), weights[first:last]))
     return shares
 
 
 PACKET_BYTES = 512  # that a packet takes beside its data
-STRIP_BYTES = 2**28  # of floating point that a row of cells may take
+STRIP_BYTES = 2**27  # of floating point that a row of cells may take
 
 
 def decode_clip(
@@ -138,50 +142,52 @@ def decode_clip(
     Works through rows of cells; besides the frames only one such row is in memory as floating point. Where cells are so
     large that this is too much (`--fit` at 4K), the picture is decoded in parts.
     """
-    device = decoder.base.device
-    moments = torch.from_numpy(np.asarray(t, np.float32)).to(device)
-    columns = _shares(layout.x, view.x)
-    rows = _shares(layout.y, view.y)
-    if len(view.y) > 1 and 12 * len(t) * max(len(r.weights) for r in rows) * len(view.x) > STRIP_BYTES:
-        half = len(view.y) // 2
-        halves = (View(view.x, part) for part in (view.y[:half], view.y[half:]))
-        return np.concatenate([decode_clip(decoder, tokens, layout, part, t, options) for part in halves], axis=2)
-    carried = torch.zeros(len(t), 3, 0, len(view.x), device=device)  # rows that the next row of cells fades into
-    done = 0  # rows of the view that are finished
-    finished: list[Tensor] = []
-    for number, row in enumerate(rows):
-        if not len(row.weights):
-            continue
-        strip = torch.zeros(len(t), 3, len(row.weights), len(view.x), device=device)
-        strip[:, :, : carried.shape[2]] = carried
-        for column, share in enumerate(columns):
-            if len(share.weights):
-                cell = torch.from_numpy(tokens[number * layout.x.count + column]).to(device)
-                _add_cell(strip, decoder, cell, share, row, moments, options)
-        end = next((r.first for r in rows[number + 1 :] if len(r.weights)), len(view.y))
-        finished.append(_to_uint8(strip[:, :, : end - done]))
-        carried, done = strip[:, :, end - done :], end
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return torch.cat(finished, dim=2).numpy()
+    cuda = decoder.base.device.type == "cuda"
+    out = torch.empty(len(t), 3, len(view.y), len(view.x), dtype=torch.uint8, pin_memory=cuda)
+    _decode_view(decoder, tokens, layout, view, np.asarray(t, np.float32), options, out)
+    if cuda:  # the frames travel through pinned memory while the next are computed
+        torch.cuda.synchronize()
+    return out.numpy()
 
 
-def _add_cell(
-    strip: Tensor, decoder: AnyDecoder, tokens: Tensor, x: Share, y: Share, t: Tensor, options: EngineOptions
+def _decode_view(
+    decoder: AnyDecoder,
+    tokens: np.ndarray,
+    layout: Layout,
+    view: View,
+    t: np.ndarray,
+    options: EngineOptions,
+    out: Tensor,
 ) -> None:
-    """Decode one cell and add it to strip [T,3,h,W'], weighted by its cross-fades."""
-    coordinates = [torch.from_numpy(s.coordinates).to(strip.device)[None] for s in (x, y)]
-    pixels = decode_grid(
-        decoder, tokens[None], *coordinates, t, engine=options.engine, tile=options.tile, precision=options.precision
-    )
-    pixels = pixels[0].permute(0, 3, 1, 2)  # [T,3,h,w]
-    weights = torch.from_numpy(y.weights[:, None] * x.weights).to(strip.device)
-    strip[..., x.first : x.first + len(x.weights)].addcmul_(pixels, weights)
+    """Decode a view into out [T,3,H',W'] uint8."""
+    columns, rows = _shares(layout.x, view.x), _shares(layout.y, view.y)
+    height = max(len(row.weights) for row in rows)
+    if height > 1 and 12 * len(t) * height * len(view.x) > STRIP_BYTES:
+        half = len(view.y) // 2
+        for part in (slice(None, half), slice(half, None)):
+            _decode_view(decoder, tokens, layout, View(view.x, view.y[part]), t, options, out[:, :, part])
+        return
+    device = decoder.base.device
+    moments = torch.from_numpy(t).to(device)
 
+    def pixels(y: Share, x: Share) -> Tensor:
+        cell = torch.from_numpy(tokens[y.cell * layout.x.count + x.cell]).to(device)
+        grid = [torch.from_numpy(s.coordinates).to(device)[None] for s in (x, y)]
+        decoded = decode_grid(decoder, cell[None], *grid, moments, **asdict(options))
+        return decoded[0].permute(0, 3, 1, 2)  # [T,3,h,w]
 
-def _to_uint8(pixels: Tensor) -> Tensor:
-    """Round to code values. From a GPU they travel through pinned memory while it goes on: synchronise before use."""
-    return (pixels * 255 + 0.5).clamp_(0, 255).to(torch.uint8).to("cpu", non_blocking=True)
+    decoded = run_parallel(pixels, list(product(rows, columns)), device)
+    strip, done = torch.empty(len(t), 3, 0, len(view.x), device=device), 0  # what is finished down to row `done`
+    ends = [row.first for row in rows[1:]] + [len(view.y)]
+    for y, end in zip(rows, ends, strict=True):
+        # What a row of cells shares with the one above is in both; 0.5 is for rounding.
+        new = torch.full((len(t), 3, len(y.weights) - strip.shape[2], len(view.x)), 0.5, device=device)
+        strip = torch.cat([strip, new], dim=2)
+        for x, part in zip(columns, decoded, strict=False):
+            weights = torch.from_numpy(255 * y.weights[:, None] * x.weights).to(device)
+            strip[..., x.first : x.first + len(x.weights)].addcmul_(part, weights)
+        out[:, :, done:end].copy_(strip[:, :, : end - done].clamp_(0, 255), non_blocking=True)
+        strip, done = strip[:, :, end - done :], end
 
 
 @torch.inference_mode()

@@ -17,6 +17,7 @@ from coanerv_codec.separable import decode_separable
 
 ENGINES = ("separable", "reference")
 LARGEST_TILE = 4096
+MAX_ERROR = 2.0**-16  # of a pixel in [0,1], by leaving out tokens that are far away: a 256th of a code value
 
 
 def tile_within(config: Config, engine: str, budget: int) -> int:
@@ -46,18 +47,22 @@ def decode_grid(
     engine: str = "separable",
     tile: int = 64,
     precision: str = "fp32",
+    max_error: float = MAX_ERROR,
 ) -> Tensor:
     """Tokens [B,N,d] of B cells, their coordinates x [B,W], y [B,H] and t [T] in [0,1] -> pixels [B,T,H,W,3], float32.
 
-    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. The cells are
-    decoded one after the other, so a caller gains nothing by collecting them.
+    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. `separable` may leave out
+    tokens that change no pixel by more than `max_error` in all, besides rounding. The cells are decoded one after the other,
+    so a caller gains nothing by collecting them.
     """
     if engine not in ENGINES or precision not in ("fp32", "bf16"):
         raise ValueError(f"no engine {engine!r} in {precision!r}")
     if engine == "reference" or decoder.config.retrieval == "lal":
         out = decode_reference(decoder, tokens, x, y, t, tile)
     else:
-        out = decode_separable(decoder, tokens, x, y, t, tile, torch.bfloat16 if precision == "bf16" else torch.float32)
-    if not torch.stack(out.aminmax()).isfinite().all():
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        out = decode_separable(decoder, tokens, x, y, t, tile, dtype, max_error)
+    # In the order of the planes, in which `separable` has them in memory.
+    if not torch.stack(out.permute(0, 1, 4, 2, 3).aminmax()).isfinite().all():
         raise FormatError("the tokens are beyond what the decoder can compute with; the file is damaged")
     return out

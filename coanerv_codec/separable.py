@@ -21,11 +21,7 @@ from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.reference import decode_block
 
-# No factor is above 1, so a product that underflows is off by at most 1e-38, and down to this denominator the sum over
-# all tokens is as exact as float32 allows. Below it the bounds on the logits are too loose: see `_retry`.
-FLOOR = 1e-25
 SMALLEST = 64  # queries; a block that fails and is no larger goes to the reference engine
-CPU_PASS = 1024  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
 FRAMES = 8  # per pass: enough to share the per-pixel factors, and keeps the value table small
 ROWS = 512  # of pixels per block, which bounds the tables
 
@@ -34,14 +30,21 @@ Cell = separable_paper.Cell | separable_carriers.Cell
 
 
 def decode_separable(
-    decoder: AnyDecoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor, tile: int, dtype: torch.dtype
+    decoder: AnyDecoder,
+    tokens: Tensor,
+    x: Tensor,
+    y: Tensor,
+    t: Tensor,
+    tile: int,
+    dtype: torch.dtype,
+    max_error: float = 0.0,
 ) -> Tensor:
     """Tokens [B,N,d], x [B,W], y [B,H], t [T] -> pixels [B,T,H,W,3], a view of planes [B,T,3,H,W]."""
-    pixels = tile * tile if tokens.is_cuda else min(tile * tile, CPU_PASS)
+    pixels = tile * tile if tokens.is_cuda else min(tile * tile, _kernel(decoder).CPU_PASS)
     out = tokens.new_empty(len(tokens), len(t), 3, y.shape[1], x.shape[1])
     for b, cell in enumerate(_kernel(decoder).fold(decoder, tokens, dtype)):
         for part in _split(x.shape[1], pixels, y.shape[1], ROWS, len(t), FRAMES):
-            _decode_part(decoder, cell, x[b], y[b], t, part, out[b], pixels)
+            _decode_part(decoder, cell, x[b], y[b], t, part, out[b], pixels, max_error)
     return out.permute(0, 1, 3, 4, 2)
 
 
@@ -63,23 +66,35 @@ def _split(width: int, w: int, height: int, h: int, frames: int, f: int) -> list
 
 
 def _decode_part(
-    decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, part: Part, out: Tensor, pixels: int
+    decoder: AnyDecoder,
+    cell: Cell,
+    x: Tensor,
+    y: Tensor,
+    t: Tensor,
+    part: Part,
+    out: Tensor,
+    pixels: int,
+    max_error: float,
 ) -> None:
     """Write one part of the grid into out [T,3,H,W], and again, more carefully, the passes that were not exact."""
     x, y, t = (u[cut] for u, cut in zip((x, y, t), part, strict=True))
     out = out[part[2], :, part[1], part[0]]
     rows = min(len(y), max(1, pixels // len(x)))
-    largest = _kernel(decoder).decode_passes(decoder, cell, x, y, t, out, rows)
+    kernel = _kernel(decoder)
+    largest = kernel.decode_passes(decoder, cell, x, y, t, out, rows, max_error)
     # NaN must fail too, hence not `largest > ...`. One look for all passes: on a GPU each look waits.
-    for i in (~(largest <= 1 / FLOOR)).nonzero().flatten().tolist():
-        _retry(decoder, cell, x, y[i * rows : (i + 1) * rows], t, out[:, :, i * rows : (i + 1) * rows])
+    for i in (~(largest <= 1 / kernel.FLOOR)).nonzero().flatten().tolist():
+        cut = slice(i * rows, (i + 1) * rows)
+        _retry(decoder, cell, x, y[cut], t, out[:, :, cut], max_error)
 
 
-def _retry(decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor) -> None:
+def _retry(
+    decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, max_error: float
+) -> None:
     """Decode pixels again whose best logit lies far below the bound: smaller parts have tighter bounds."""
     w, h, frames = len(x), len(y), len(t)
     if w * h * frames <= SMALLEST:
         out.copy_(decode_block(decoder, cell.tokens, x, y, t).permute(0, 3, 1, 2))
         return
     for part in _split(w, math.ceil(w / 2), h, math.ceil(h / 2), frames, math.ceil(frames / 2)):
-        _decode_part(decoder, cell, x, y, t, part, out, w * h)
+        _decode_part(decoder, cell, x, y, t, part, out, w * h, max_error)

@@ -23,6 +23,12 @@ from coanerv_codec.decoder import Decoder
 from coanerv_codec.positions import encode_axis
 
 
+# No factor is above 1, so a product that underflows is off by at most 1e-38, and down to this denominator the sum over
+# all tokens is as exact as float32 allows. Below it the bounds on the logits are too loose: see `separable._retry`.
+FLOOR = 1e-25
+CPU_PASS = 1024  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
+
+
 class Cell(NamedTuple):
     """One cell's tokens, and what they fold into together with the weights."""
 
@@ -44,8 +50,13 @@ def fold(decoder: Decoder, tokens: Tensor, dtype: torch.dtype) -> list[Cell]:
     return [Cell(*parts, dtype) for parts in zip(tokens, keys, values, strict=True)]
 
 
-def decode_passes(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int) -> Tensor:
-    """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass; largest 1/den of each pass."""
+def decode_passes(
+    decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int, max_error: float
+) -> Tensor:
+    """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass; largest 1/den of each pass.
+
+    Leaving tokens out gains nothing here (docs/performance.md), so there is no error to limit.
+    """
     passes = _decode_passes_batched if x.is_cuda else _decode_passes
     return passes(decoder, tables_of(decoder, cell, x, y, t), out, rows)
 
