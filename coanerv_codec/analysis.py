@@ -9,6 +9,7 @@ Shapes: B cells, F frames, S side of a cell, N tokens on a grid gx x gy x 1, d t
 """
 
 import math
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +29,6 @@ def window_starts(count: int, cell: int) -> tuple[list[int], int, int]:
     return starts, -(-cell // count), count // math.gcd(count, cell)
 
 
-def window_pixels(count: int, cell: int, margin: int) -> Tensor:
-    """Return the samples in each window, int64 [count,width]; beyond the cell its edge is repeated."""
-    starts, width, _ = window_starts(count, cell)
-    pixels = torch.tensor(starts)[:, None] + torch.arange(-margin, width + margin)
-    return pixels.clamp(0, cell - 1)
-
-
 class Analysis(nn.Module):
     """Clips to tokens, linear."""
 
@@ -44,31 +38,41 @@ class Analysis(nn.Module):
         gx, gy, _ = config.grid
         # Chroma's samples are the coarser ones, so that its phases tell apart all that luma's do.
         self.phases = (window_starts(gy, config.cell // 2)[2], window_starts(gx, config.cell // 2)[2])
-        for name, cell, margin in (("luma", config.cell, MARGIN), ("chroma", config.cell // 2, MARGIN // 2)):
-            for axis, count in (("y", gy), ("x", gx)):
-                self.register_buffer(f"{name}_{axis}", window_pixels(count, cell, margin), persistent=False)
-        luma = self.luma_y.shape[1] * self.luma_x.shape[1]
-        chroma = 2 * self.chroma_y.shape[1] * self.chroma_x.shape[1]
-        inputs = config.frames * (luma + chroma)
+        sizes = [
+            [width + 2 * margin for _, width, _ in (window_starts(count, cell) for count in (gy, gx))]
+            for cell, margin in ((config.cell, MARGIN), (config.cell // 2, MARGIN // 2))
+        ]
+        inputs = config.frames * sum(channels * math.prod(size) for channels, size in zip((1, 2), sizes, strict=True))
         self.weight = nn.Parameter(torch.zeros(math.prod(self.phases), inputs, 2 * (config.token_dim - 1)))
 
     def windows(self, clips: Tensor) -> Tensor:
-        """Clips [B,F,3,S,S] -> what each token sees, [B,gy,gx,inputs]."""
+        """Clips [B,F,3,S,S] -> what each token sees, [py,px,B,gy/py,gx/px,inputs]: tokens of one phase stand together."""
+        (gx, gy, _), (py, px) = self.config.grid, self.phases
         clips = clips - 0.5
         half = functional.avg_pool2d(clips[:, :, 1:].flatten(0, 1), 2).unflatten(0, (-1, self.config.frames))
-        luma = clips[:, :, :1][..., self.luma_y, :][..., self.luma_x]  # [B,F,1,gy,wy,gx,wx]
-        chroma = half[..., self.chroma_y, :][..., self.chroma_x]  # [B,F,2,gy,wy,gx,wx]
-        return torch.cat([v.permute(0, 3, 5, 1, 2, 4, 6).flatten(3) for v in (luma, chroma)], dim=-1)
+        out = clips.new_empty(py, px, len(clips), gy // py, gx // px, self.weight.shape[1])
+        done = 0
+        for planes, margin in ((clips[:, :, :1], MARGIN), (half, MARGIN // 2)):
+            (ys, height, _), (xs, width, _) = (window_starts(count, planes.shape[-1]) for count in (gy, gx))
+            height, width = height + 2 * margin, width + 2 * margin
+            # Beyond the cell its edge is repeated. The last window ends at most a margin and a pixel behind it.
+            edge = (margin, margin + 1) * 2
+            planes = functional.pad(planes.flatten(0, 1), edge, mode="replicate").unflatten(0, planes.shape[:2])
+            size = planes[0, :, :, 0, 0].numel() * height * width
+            target = out[..., done : done + size].unflatten(-1, (*planes.shape[1:3], height, width))
+            # Plain copies of rows of pixels: an index for each pixel would cost several times the time.
+            for (i, y), (j, x) in product(enumerate(ys), enumerate(xs)):
+                window = planes[..., y : y + height, x : x + width]
+                target[i % py, j % px, :, i // py, j // px] = window
+            done += size
+        return out
 
     def forward(self, clips: Tensor) -> Tensor:
         """Clips [B,F,3,S,S] in [0,1] -> tokens [B,N,d]."""
         py, px = self.phases
         with torch.autocast(clips.device.type, enabled=False):
-            v = (
-                self.windows(clips.float()).unflatten(2, (-1, px)).unflatten(1, (-1, py))
-            )  # [B,gy/py,py,gx/px,px,inputs]
-            v = v.permute(2, 4, 0, 1, 3, 5)
-            out = SCALE * torch.bmm(v.reshape(py * px, -1, v.shape[-1]), self.weight)  # [P,B*gy/py*gx/px,2*(d-1)]
+            v = self.windows(clips.float())
+            out = SCALE * torch.bmm(v.view(py * px, -1, v.shape[-1]), self.weight)  # [P,B*gy/py*gx/px,2*(d-1)]
             out = out.view(*v.shape[:-1], -1).permute(2, 3, 0, 4, 1, 5)  # [B,gy/py,py,gx/px,px,2*(d-1)]
             still, moving = out.reshape(len(clips), self.config.tokens, -1).chunk(2, dim=-1)
             moves = moving.square().sum(-1, keepdim=True) > still.square().sum(-1, keepdim=True)

@@ -127,10 +127,12 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
     top, vertical = sampling_matrix(layout.y, row, side)
     rows = slice(top, top + vertical.shape[1])
     vertical *= np.float32(1 / 255)
-    # Frame by frame, since a row of cells may be as high as the picture.
-    strip = np.stack([vertical @ frame[:, rows].astype(np.float32) for frame in frames])  # [F,3,side,W]
-    cells = []
-    for column in range(layout.x.count):
+    strip = np.empty((*frames.shape[:2], side, frames.shape[3]), np.float32)
+    for frame, out in zip(frames, strip, strict=True):  # one by one, since a row of cells may be as high as the picture
+        np.matmul(vertical, frame[:, rows].astype(np.float32), out=out)
+    cells = np.empty((layout.x.count, *frames.shape[:2], side, side), np.float32)
+    for column, out in enumerate(cells):
         left, horizontal = sampling_matrix(layout.x, column, side)
-        cells.append(strip[..., left : left + horizontal.shape[1]] @ horizontal.T)
-    return np.stack(cells)
+        pixels = strip.reshape(-1, strip.shape[3])[:, left : left + horizontal.shape[1]]
+        np.matmul(pixels, horizontal.T, out=out.reshape(-1, side))
+    return cells

@@ -109,8 +109,15 @@ def encode_cells(encoder: Encoder, cells: np.ndarray) -> np.ndarray:
 
 def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndarray:
     """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d]."""
-    rows = (cut_row(frames, layout, row, encoder.config.cell) for row in range(layout.y.count))
-    return np.concatenate([encode_cells(encoder, row) for row in rows])
+    tokens, waiting = [], []
+    for row in range(layout.y.count):
+        waiting += list(cut_row(frames, layout, row, encoder.config.cell))
+        # Whole batches only, unless it was the last row: rows need not be multiples of a batch, and filling up costs time.
+        ready = len(waiting) - (len(waiting) % CELL_BATCH if row + 1 < layout.y.count else 0)
+        if ready:
+            tokens.append(encode_cells(encoder, np.stack(waiting[:ready])))
+            waiting = waiting[ready:]
+    return np.concatenate(tokens)
 
 
 def gather_clips(
