@@ -101,7 +101,9 @@ class CarrierDecoder(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             query = self.query(self.gamma(xy)).unflatten(-1, (self.config.decoder_heads, -1)).transpose(-3, -2)
             query = query.expand(len(tokens), -1, -1, -1)
-            return functional.scaled_dot_product_attention(query, key.to(query.dtype), value.to(query.dtype), scale=self.scale).sum(1)
+            return functional.scaled_dot_product_attention(
+                query, key.to(query.dtype), value.to(query.dtype), scale=self.scale
+            ).sum(1)
 
     def paint(self, m: Tensor) -> Tensor:
         """Modulated carriers [...,C] -> pixels [...,3]."""

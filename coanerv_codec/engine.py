@@ -60,7 +60,7 @@ def decode_grid(
     if engine == "reference" or decoder.config.retrieval == "lal":
         out = decode_reference(decoder, tokens, x, y, t, tile)
     else:
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if precision == "bf16" else tokens.dtype
         out = decode_separable(decoder, tokens, x, y, t, tile, dtype, max_error)
     # In the order of the planes, in which `separable` has them in memory.
     if not torch.stack(out.permute(0, 1, 4, 2, 3).aminmax()).isfinite().all():

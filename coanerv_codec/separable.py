@@ -88,9 +88,7 @@ def _decode_part(
         _retry(decoder, cell, x, y[cut], t, out[:, :, cut], max_error)
 
 
-def _retry(
-    decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, max_error: float
-) -> None:
+def _retry(decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, max_error: float) -> None:
     """Decode pixels again whose best logit lies far below the bound: smaller parts have tighter bounds."""
     w, h, frames = len(x), len(y), len(t)
     if w * h * frames <= SMALLEST:

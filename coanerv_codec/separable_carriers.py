@@ -133,7 +133,7 @@ def needed_tokens(tables: Tables, inverse: Tensor, gain: Tensor, rows: int, max_
     h = tables.ey.shape[2]
     tops = functional.pad(tables.ey, (0, -h % rows)).unflatten(2, (-1, rows)).amax(3)  # [H,N,passes]
     bound = tables.ex.amax(2, keepdim=True) * tops * inverse[:, None]
-    bound *= (gain.T @ tables.values.float().abs()).amax(0).view(*bound.shape[:2], 1)
+    bound *= (gain.T @ tables.values.to(gain.dtype).abs()).amax(0).view(*bound.shape[:2], 1)
     bound, token = bound.flatten(0, 1).T.sort(1)  # [passes,HN]
     # NaN, where a denominator is zero, must not drop anything.
     needed = ~(bound.cumsum(1) <= max_error)
@@ -165,7 +165,7 @@ def _decode_passes(tables: Tables, painter: Painter, out: Tensor, rows: int, nee
         for part, scale in zip(factor.split(count), inverse[:, row], strict=True):
             part *= scale
         m, g, z = (b.flatten()[: len(b) * h * width].view(len(b), -1) for b in buffers)
-        if v.dtype == torch.float32:
+        if v.dtype == factor.dtype:
             torch.mm(v, factor.flatten(1), out=m)
         else:
             m.copy_(v @ factor.flatten(1).to(v.dtype))

@@ -105,7 +105,7 @@ def _decode_passes(decoder: Decoder, tables: Tables, out: Tensor, rows: int) -> 
         for head in range(heads):
             torch.mm(values[head], factor[head], out=product.view(-1, p))
             # bf16 does for the numerators, but what divides them is summed in fp32, from the same rounded factors.
-            den = product[-1] if et.dtype == torch.float32 else et[head].float() @ factor[head].float()
+            den = product[-1] if et.dtype != torch.bfloat16 else et[head].float() @ factor[head].float()
             torch.reciprocal(den, out=inverse[head])
             if head:
                 total.addcmul_(product[:-1], inverse[head])
@@ -129,7 +129,7 @@ def _decode_passes_batched(decoder: Decoder, tables: Tables, out: Tensor, rows: 
         row = slice(top, min(top + rows, ey.shape[2]))
         factor = (ey[:, :, row, None] * ex[:, :, None, :]).flatten(2).to(et.dtype)  # [H,N,P]
         product = torch.bmm(values, factor).unflatten(1, (hidden + 1, frames))
-        den = product[:, -1] if et.dtype == torch.float32 else et.float() @ factor.float()
+        den = product[:, -1] if et.dtype != torch.bfloat16 else et.float() @ factor.float()
         inverse = den.reciprocal()  # [H,T,P]
         largest.append(inverse.amax())
         z = (product[:, :-1] * inverse[:, None]).sum(0)  # [hidden,T,P]
