@@ -51,9 +51,9 @@ def decode_grid(
 ) -> Tensor:
     """Tokens [B,N,d] of B cells, their coordinates x [B,W], y [B,H] and t [T] in [0,1] -> pixels [B,T,H,W,3], float32.
 
-    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. `separable` may leave out
-    tokens that change no pixel by more than `max_error` in all, besides rounding. The cells are decoded one after the other,
-    so a caller gains nothing by collecting them.
+    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. `separable` may
+    leave out tokens that change no pixel by more than `max_error` in all, besides rounding. The cells are decoded one after
+    the other, so a caller gains nothing by collecting them.
     """
     if engine not in ENGINES or precision not in ("fp32", "bf16"):
         raise ValueError(f"no engine {engine!r} in {precision!r}")

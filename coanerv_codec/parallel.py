@@ -1,7 +1,7 @@
 """Work side by side: whole pieces of work on one core each, instead of every small operation on all cores.
 
-The operations of a pass take microseconds. Splitting each over the cores would make all of them wait for the slowest many thousand
-times a second, and much longer when the video encoder is using one of them.
+The operations of a pass take microseconds. Splitting each over the cores would make all of them wait for the slowest many
+thousand times a second, and much longer when the video encoder is using one of them.
 """
 
 from collections import deque

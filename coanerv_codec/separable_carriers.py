@@ -1,8 +1,9 @@
 """The exact fast evaluation of the carrier decoder (see `separable.py` for the idea).
 
-Attention does not depend on time, so retrieval serves all frames of a clip, and since the denominators of all pixels are one small
-product of the tables, they can go into the weights: all heads' tokens are summed in one product. Carriers of the same harmonic in time
-share their factor in time, so the painting layers, too, are applied once for all frames, harmonic by harmonic:
+Attention does not depend on time, so retrieval serves all frames of a clip, and since the denominators of all pixels are one
+small product of the tables, they can go into the weights: all heads' tokens are summed in one product. Carriers of the same
+harmonic in time share their factor in time, so the painting layers, too, are applied once for all frames, harmonic by
+harmonic. And windows are narrow: a pass of a few rows sums only the tokens that can matter to it (`needed_tokens`).
 
     den[h]    = Ey[h]^T Ex[h]                                                               [h x w]
     m         = [V_1 .. V_H] [C x HN]  @  (Ey * Ex / den) [HN x pixels]  * wave_y * wave_x  [C x pixels]
@@ -125,8 +126,9 @@ def painter_gain(decoder: CarrierDecoder) -> Tensor:
 def needed_tokens(tables: Tables, inverse: Tensor, gain: Tensor, rows: int, max_error: float) -> Tensor | None:
     """Return which tokens each pass must sum, bool [passes,H,N]: the others change no pixel by more than max_error in all.
 
-    The largest weight of a token in a pass is at most the product of its largest factors and of the largest 1/den, which includes all
-    tokens. A carrier's waves are within one, so its amplitude moves by that weight times the value, and the pixel by `gain` times that.
+    The largest weight of a token in a pass is at most the product of its largest factors and of the largest 1/den, which
+    includes all tokens. A carrier's waves are within one, so its amplitude moves by that weight times the value, and the
+    pixel by `gain` times that.
     """
     if not max_error:
         return None
@@ -196,7 +198,7 @@ def _paint(painter: Painter, m: Tensor, g: Tensor, z: Tensor) -> Tensor:
 
 
 def _decode_passes_batched(tables: Tables, painter: Painter, out: Tensor, rows: int) -> None:
-    """`_decode_passes` for a GPU: all tokens, since choosing them would make it wait, and fresh memory, which is cheap there."""
+    """`_decode_passes` for a GPU: all tokens, as choosing would make it wait, and fresh memory, which is cheap there."""
     ex, ey, inverse, values, wave_x, wave_y = tables
     frames, wide = len(out), painter.wave_t.shape[1] * len(painter.bias)
     for top in range(0, ey.shape[2], rows):

@@ -22,7 +22,6 @@ from coanerv_codec.axis_factors import axis_factors
 from coanerv_codec.decoder import Decoder
 from coanerv_codec.positions import encode_axis
 
-
 # No factor is above 1, so a product that underflows is off by at most 1e-38, and down to this denominator the sum over
 # all tokens is as exact as float32 allows. Below it the bounds on the logits are too loose: see `separable._retry`.
 FLOOR = 1e-25

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from conftest import local_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from conftest import local_model
 
 from coanerv_codec import separable, separable_carriers, separable_paper
 from coanerv_codec.carriers import CarrierDecoder
@@ -96,7 +95,7 @@ def test_separable_equals_reference(preset, depth):
 
 
 def assert_as_exact(fast: torch.Tensor, slow: torch.Tensor, exact: torch.Tensor) -> None:
-    """No further from the truth than 1e-5, or than the reference engine is in float32, which knows a logit of 100 to 1e-5 only."""
+    """No further from the truth than 1e-5, or than the reference is in float32, which knows a logit of 100 to 1e-5."""
     assert difference(fast.double(), exact) <= max(1e-5, 1.5 * difference(slow.double(), exact))
 
 
