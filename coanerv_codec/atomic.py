@@ -1,10 +1,11 @@
-"""Files that appear whole or not at all: written beside their target under another name, then moved into place.
+"""Files that appear whole or not at all: written beside their target without its name, which they get when complete.
 
     with atomic_path(target, overwrite=False) as temporary:
         write_everything(temporary)
 
 An existing target is refused unless it may be overwritten, also when it appears while we are writing. An exception
-leaves nothing behind.
+leaves nothing behind. Where the kernel and the file system have files without a name (Linux: ext4, xfs, btrfs, tmpfs,
+...) neither does SIGKILL; elsewhere that leaves a hidden `.part` file.
 """
 
 import errno
@@ -16,17 +17,48 @@ from pathlib import Path
 
 from coanerv_codec.errors import OutputError
 
+DESCRIPTORS = Path("/proc/self/fd")
+
 
 @contextmanager
 def atomic_path(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
     """A path to write to, renamed to `target` at the end and removed on failure."""
-    temporary = temporary_beside(target, overwrite)
+    temporary = open_temporary(target, overwrite)
     try:
         yield temporary
         publish(temporary, target, overwrite)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror}") from error
     finally:
+        discard(temporary)
+
+
+def write_whole(target: str | Path, data: str | bytes) -> None:
+    """Write a small file in one go, replacing what was there only when it is complete."""
+    with atomic_path(target, overwrite=True) as path:
+        path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def open_temporary(target: str | Path, overwrite: bool) -> Path:
+    """A path to write to that `publish` and `discard` know: a file without a name, or one as `temporary_beside` gives."""
+    named = temporary_beside(target, overwrite)
+    if not hasattr(os, "O_TMPFILE"):
+        return named
+    try:
+        unnamed = DESCRIPTORS / str(os.open(named.parent, os.O_TMPFILE | os.O_RDWR, 0o666))
+    except OSError:
+        return named  # a file system that has no such files; if it is another trouble, writing will say so
+    if unnamed.exists():
+        return unnamed
+    discard(unnamed)  # no /proc here
+    return named
+
+
+def discard(temporary: Path) -> None:
+    """Remove a file of `open_temporary`; once only, since its descriptor may be another's afterwards."""
+    if _is_unnamed(temporary):
+        os.close(int(temporary.name))
+    else:
         temporary.unlink(missing_ok=True)
 
 
@@ -50,6 +82,10 @@ def publish(temporary: Path, target: str | Path, overwrite: bool) -> None:
     """Move a finished file to its target in one step."""
     target = _resolved(target)
     try:
+        _to_disk(temporary)
+        if _is_unnamed(temporary):
+            _give_name(temporary, target, overwrite)
+            return
         if overwrite:
             os.replace(temporary, target)
             return
@@ -68,6 +104,35 @@ def publish(temporary: Path, target: str | Path, overwrite: bool) -> None:
             temporary.unlink()
     except OSError as error:
         raise OutputError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until the content is on the disk, lest a power cut leaves the name without it; a late error shows here too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_unnamed(temporary: Path) -> bool:
+    return temporary.parent == DESCRIPTORS
+
+
+def _give_name(unnamed: Path, target: Path, overwrite: bool) -> None:
+    """Link a file without a name to its target. A link never replaces a file, so that takes a second step."""
+    name = temporary_beside(target, overwrite) if overwrite else target
+    try:
+        # The descriptor is not used, as the path is absolute, but makes Python follow the link below /proc.
+        os.link(unnamed, name, src_dir_fd=int(unnamed.name))
+    except FileExistsError:
+        raise _exists(target) from None
+    if overwrite:
+        try:
+            os.replace(name, target)
+        except OSError:
+            name.unlink()
+            raise
 
 
 def _resolved(target: str | Path) -> Path:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.config import Config
 from coanerv_codec.errors import CheckpointError
 from coanerv_codec.model import CoANeRV
@@ -60,9 +61,7 @@ def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, 
     data = save(tensors, {"config": model.config.to_json(), **(notes or {})})
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{preset}-{hashlib.sha256(data).hexdigest()[:8]}{SUFFIX}"
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
+    write_whole(path, data)
     return path
 
 

@@ -7,7 +7,6 @@ run therefore needs no sampler state, and any number of processes together see t
 import hashlib
 import json
 import logging
-import os
 import signal
 import zlib
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
+from coanerv_codec.atomic import atomic_path, write_whole
 from coanerv_codec.config import Config
 from coanerv_codec.errors import InputError
 from coanerv_codec.video import Frame, open_video
@@ -87,16 +87,17 @@ def build_cache(files: list[Path], cache: Path, min_frames: int, min_side: int) 
     identity = [[str(p.resolve()), p.stat().st_size, p.stat().st_mtime_ns] for p in files] + [min_frames, min_side]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     index_path, data_path = cache / f"{key}.json", cache / f"{key}.yuv"
-    if not index_path.exists():
+    if not index_path.exists() or not data_path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        part = cache / f"{key}.{os.getpid()}.part"
-        with part.open("wb") as out:
+        with atomic_path(data_path, overwrite=True) as path, path.open("wb") as out:
             items, excluded = _decode_all(files, out, min_frames, min_side)
-        part.replace(data_path)
-        part.write_text(json.dumps({"excluded": excluded, "items": [vars(i) for i in items]}))
-        part.replace(index_path)
+        write_whole(index_path, json.dumps({"excluded": excluded, "items": [vars(i) for i in items]}))
     index = json.loads(index_path.read_text())
-    return Corpus(data_path, tuple(Item(**i) for i in index["items"]), index["excluded"])
+    items = tuple(Item(**i) for i in index["items"])
+    needed = max((i.offset + i.frames * i.height * i.width + 2 * int(np.prod(i.chroma)) for i in items), default=0)
+    if data_path.stat().st_size < needed:  # what is mapped but not there would end the process
+        raise InputError(f"{data_path} is shorter than the {needed} bytes it should have; delete it to make it anew")
+    return Corpus(data_path, items, index["excluded"])
 
 
 def _decode_all(files: list[Path], out, min_frames: int, min_side: int) -> tuple[list[Item], int]:

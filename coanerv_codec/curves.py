@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.train import read_log
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 260, 60, 30, 20, 40
@@ -82,4 +83,4 @@ def plot_run(log: Path, out: Path) -> None:
         lines = {n: line for n, line in lines.items() if line}
         if lines:
             charts.append(Chart(title, "step", lines))
-    out.write_text(svg(charts))
+    write_whole(out, svg(charts))

@@ -26,7 +26,7 @@ from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.parallel import run_parallel
 from coanerv_codec.quantizer import dequantize
-from coanerv_codec.records import ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
+from coanerv_codec.records import SCOPES, ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
 
 
@@ -350,20 +350,20 @@ def _packets_in_time(
 
 def read_preamble(
     reader: Reader,
-) -> tuple[dict[int, StreamInfo], dict[str, str], Iterator[ClipRecord | list[Packet]]]:
-    """Read what comes before the first clip: the streams, the metadata, and an iterator over the rest."""
-    metadata: dict[str, str] = {}
+) -> tuple[dict[int, StreamInfo], dict[str, dict[str, str]], Iterator[ClipRecord | list[Packet]]]:
+    """Read what comes before the first clip: the streams, the metadata by scope, and an iterator over the rest."""
+    metadata: dict[str, dict[str, str]] = {scope: {} for scope in SCOPES}
     items = iter(reader)
     for item in items:
         if isinstance(item, Metadata):
-            metadata |= dict(item.pairs)
+            metadata[item.scope] |= dict(item.pairs)
         elif not isinstance(item, StreamInfo):
             return dict(reader.streams), metadata, chain([item], items)
     raise FormatError("the file holds no clip")
 
 
 def describe_output(
-    header: Header, streams: Iterable[StreamInfo], metadata: dict[str, str], view: View, timing: Timing
+    header: Header, streams: Iterable[StreamInfo], metadata: dict[str, dict[str, str]], view: View, timing: Timing
 ) -> VideoInfo:
     """Return the description of the decoded video: the source's, at the size and rate asked."""
     return VideoInfo(
@@ -380,6 +380,7 @@ def describe_output(
         alpha=header.alpha,
         scan=header.scan,
         color=ColorTags(header.color_range, header.matrix, header.primaries, header.transfer, header.chroma_location),
-        metadata=metadata,
+        metadata=metadata["file"],
+        track=metadata["video"],
         streams=tuple(streams),
     )

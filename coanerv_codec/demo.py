@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.decoding import make_view
 from coanerv_codec.encoding import EncodeOptions
@@ -58,7 +59,7 @@ def run_demo(source: Path, folder: Path, checkpoint: Checkpoint, bits: int) -> D
         )
     finished = time.perf_counter()
     middle = len(frames) // 2
-    picture.write_bytes(png_bytes(side_by_side(frames[middle].yuv, decoded[middle])))
+    write_whole(picture, png_bytes(side_by_side(frames[middle].yuv, decoded[middle])))
     a, b = (torch.from_numpy(np.stack(x)).float() / 255 for x in ([f.yuv for f in frames], decoded))
     return DemoResult(
         len(frames),

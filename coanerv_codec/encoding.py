@@ -163,6 +163,8 @@ def encode_video(
     writer = Writer(file, header)
     if info.metadata:
         writer.metadata(Metadata(tuple(sorted(info.metadata.items()))))
+    if info.track:
+        writer.metadata(Metadata(tuple(sorted(info.track.items())), "video"))
     for stream in info.streams:
         writer.stream(stream)
     done, started = 0, None

@@ -60,7 +60,7 @@ def _open_target(target: str | Path, overwrite: bool) -> Iterator[BinaryIO]:
     if str(target) != "-":
         with atomic_path(target, overwrite) as path, path.open("wb") as file:
             yield file
-    elif sys.stdout.isatty():
+    elif sys.stdout is None or sys.stdout.isatty():
         raise OutputError("a .coa file is binary; redirect standard output or use -o FILE")
     else:
         yield sys.stdout.buffer
@@ -70,6 +70,8 @@ def _open_target(target: str | Path, overwrite: bool) -> Iterator[BinaryIO]:
 @contextmanager
 def open_coa(source: str | Path, on_damage: str = "stop", limits: Limits = DEFAULT_LIMITS) -> Iterator[Reader]:
     """Open a `.coa` file, or standard input."""
+    if str(source) == "-" and sys.stdin is None:
+        raise InputError("standard input is closed; name a file")
     try:
         opened = nullcontext(sys.stdin.buffer) if str(source) == "-" else Path(source).open("rb")  # noqa: SIM115
     except OSError as error:

@@ -72,10 +72,10 @@ class ContainerSink:
             self._video = self._add_video(encoder, crf)
             self._copied = {stream.index: (stream, self._add_copied(stream, path.suffix)) for stream in info.streams}
             self._container.metadata.update(info.metadata)
+            self._video.metadata.update(info.track)
             self._container.start_encoding()
         except BaseException:
             self._container.close()
-            temporary.unlink(missing_ok=True)
             raise
 
     def write(self, item: Frame | Packet) -> None:

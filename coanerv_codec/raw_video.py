@@ -52,7 +52,7 @@ class Y4mSink:
             "rotation": info.rotation or info.flip,
             "colour tags": (color.matrix, color.primaries, color.transfer) != (2, 2, 2),
             "audio and subtitles": info.streams,
-            "metadata": info.metadata,
+            "metadata": info.metadata or info.track,
         }
         if any(lost.values()):
             self.warnings.append(f"Y4M cannot carry {', '.join(what for what, is_lost in lost.items() if is_lost)}")

@@ -3,6 +3,7 @@
 A run lives in one folder: `state.safetensors` (weights, their average, optimizers, step) and `log.jsonl`.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -15,16 +16,17 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.bank import encode_bank
 from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
-from coanerv_codec.errors import CheckpointError, CoanervError, InputError
+from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
 from coanerv_codec.lapped_start import choose_waves, set_waves
 from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV
@@ -199,11 +201,18 @@ def save_state(state: State, path: Path, recipe: Recipe) -> None:
         "config": state.loss.model.config.to_json(),
         "recipe": json.dumps(asdict(recipe)),
     }
-    part = path.with_name(f".{path.name}.part")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, part, metadata)
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(path)
+    tensors = {k: v.contiguous() for k, v in tensors.items()}
+    # Not `save_file`, which a kill makes leave a file of its own behind.
+    write_whole(path, save(tensors, metadata | {"sha256": _digest(tensors, metadata)}))
+
+
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """Return the SHA-256 of all that a state holds."""
+    digest = hashlib.sha256(json.dumps(sorted(metadata.items())).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}\n".encode())
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def load_state(path: Path, config: Config, recipe: Recipe) -> State:
@@ -217,9 +226,17 @@ def load_state(path: Path, config: Config, recipe: Recipe) -> State:
             if json.loads(metadata["recipe"])["optimizer"] != recipe.optimizer:
                 raise CheckpointError(f"{path} was trained with another optimizer; resume with the same one")
             tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118 (not a dict)
+        stored = metadata.pop("sha256", None)  # states of early versions have none
+        if stored is not None and stored != _digest(tensors, metadata):
+            raise ValueError("its SHA-256 is not the one it had when it was written")
         state.step = int(metadata["step"])
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(f"cannot resume from {path}: {error}") from error
+        _fill_state(state, tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+        raise CheckpointError(f"cannot resume from {path}, it is damaged: {' '.join(str(error).split())}") from error
+    return state
+
+
+def _fill_state(state: State, tensors: dict[str, Tensor]) -> None:
     part = {
         k: {n.removeprefix(f"{k}."): v for n, v in tensors.items() if n.startswith(f"{k}.")} for k in ("loss", "ema")
     }
@@ -232,7 +249,6 @@ def load_state(path: Path, config: Config, recipe: Recipe) -> State:
                 index, slot = key.split(".")[2:]
                 slots.setdefault(int(index), {})[slot] = value
         optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    return state
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -289,15 +305,16 @@ class RunLog:
 
     def __init__(self, path: Path, step: int):
         kept = [r for r in read_log(path) if r["step"] <= step] if path.exists() else []
-        part = path.with_name(f".{path.name}.part")
-        part.write_text("".join(json.dumps(r) + "\n" for r in kept))
-        part.replace(path)
+        write_whole(path, "".join(json.dumps(r) + "\n" for r in kept))
         self.path = path
 
     def write(self, record: dict[str, float]) -> None:
         """Append one record."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({k: round(v, 7) for k, v in record.items()}) + "\n")
+        try:
+            with self.path.open("a") as file:
+                file.write(json.dumps({k: round(v, 7) for k, v in record.items()}) + "\n")
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written: {error.strerror}") from error
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

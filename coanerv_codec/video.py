@@ -47,6 +47,7 @@ class VideoInfo:
 
     The picture is as stored: for display it is first mirrored left to right if `flip`, then turned clockwise by
     `rotation` degrees. `chroma` is "420", "422", "444", "gray" or "rgb", `scan` also "tff" or "bff" (interlaced).
+    `track` is the metadata of the video stream itself.
     """
 
     width: int
@@ -65,6 +66,7 @@ class VideoInfo:
     frames: int | None = None
     duration: Fraction | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    track: dict[str, str] = field(default_factory=dict)
     streams: tuple[StreamInfo, ...] = ()
 
 
@@ -264,6 +266,7 @@ class VideoReader:
             frames=video.frames or None,
             duration=duration,
             metadata={k: v for k, v in container.metadata.items() if k.lower() not in CONTAINER_KEYS},
+            track=_track(video),
             streams=streams,
         )
 
@@ -271,7 +274,7 @@ class VideoReader:
         codec = stream.codec_context
         audio = stream.type == "audio"
         language = stream.language or ""
-        title = stream.metadata.get("title")
+        title = _title(stream)
         return StreamInfo(
             index=self._copied[stream.index],
             kind=stream.type,
@@ -366,6 +369,8 @@ def _turn(rotation: int, flip: bool) -> tuple[int, int, int, int]:
 
 
 def _open_container(path: str | Path, name: str) -> av.container.InputContainer:
+    if str(path) == "-" and sys.stdin is None:
+        raise InputError("standard input is closed; name a file")
     file = sys.stdin.buffer if str(path) == "-" else f"file:{path}"
     try:
         # Playlists may point anywhere; only local files are followed. Metadata in odd encodings is no reason to fail.
@@ -376,6 +381,17 @@ def _open_container(path: str | Path, name: str) -> av.container.InputContainer:
         container.close()
         raise InputError(f"{name}: is a text file, not a video")
     return container
+
+
+def _title(stream: av.stream.Stream) -> str:
+    """A track's title. FFmpeg reads it as "name" from the MP4 files into which it writes it as "title"."""
+    return stream.metadata.get("title") or stream.metadata.get("name") or ""
+
+
+def _track(stream: av.stream.Stream) -> dict[str, str]:
+    """What the author says about the video track; most of the rest a muxer wrote about itself."""
+    language = stream.metadata.get("language", "und")
+    return {k: v for k, v in (("title", _title(stream)), ("language", language)) if v not in ("", "und")}
 
 
 def _copy_packet(packet: av.Packet, stream: int) -> Packet:

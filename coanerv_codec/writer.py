@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 import av
 
-from coanerv_codec.atomic import publish, temporary_beside
+from coanerv_codec.atomic import discard, open_temporary, publish
 from coanerv_codec.errors import OutputError
 from coanerv_codec.mux import CONTAINERS, ContainerSink
 from coanerv_codec.raw_video import PngSink, Y4mSink
@@ -60,6 +60,8 @@ def open_output(
     """Start writing a video like `info` to `path`, or as Y4M to standard output for "-"."""
     if str(path) == "-":
         _refuse_encoder("Y4M", encoder, crf)
+        if sys.stdout is None:
+            raise OutputError("standard output is closed; use -o FILE")
         return Output("standard output", Y4mSink(sys.stdout.buffer, info, {}), overwrite)
     path = Path(path)
     suffix = path.suffix.lower()
@@ -69,8 +71,9 @@ def open_output(
             return Output(path, PngSink(path, overwrite, info), overwrite)
         if suffix == ".y4m":
             _refuse_encoder("Y4M", encoder, crf)
-            temporary = temporary_beside(path, overwrite)
-            return Output(path, Y4mSink(temporary.open("wb"), info, {temporary: path}), overwrite)
+            temporary = open_temporary(path, overwrite)
+            with _discarded_on_failure(temporary):
+                return Output(path, Y4mSink(temporary.open("wb"), info, {temporary: path}), overwrite)
         if suffix not in CONTAINERS:
             raise OutputError(f"{path}: unknown file type; end the name in {' '.join(CONTAINERS)} .y4m or .png")
         if lossless:
@@ -78,8 +81,9 @@ def open_output(
             if suffix != ".mkv":
                 raise OutputError(f"{path}: lossless video (FFV1) needs a name that ends in .mkv")
             encoder = "ffv1"
-        temporary = temporary_beside(path, overwrite)
-        return Output(path, ContainerSink(temporary, path, info, encoder, crf), overwrite)
+        temporary = open_temporary(path, overwrite)
+        with _discarded_on_failure(temporary):
+            return Output(path, ContainerSink(temporary, path, info, encoder, crf), overwrite)
 
 
 class Output:
@@ -130,8 +134,17 @@ class Output:
         self._thread.shutdown(cancel_futures=True)
         with suppress(av.FFmpegError, OSError):
             self._sink.discard()
-        for temporary in self._sink.files:
-            temporary.unlink(missing_ok=True)
+        while self._sink.files:
+            discard(self._sink.files.popitem()[0])
+
+
+@contextmanager
+def _discarded_on_failure(temporary: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        discard(temporary)
+        raise
 
 
 def _refuse_encoder(what: str, encoder: str | None, crf: int | None) -> None:

@@ -1,9 +1,11 @@
 """What the suites share: a tiny checkpoint, a small video, and the command line in this process or in its own."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ from make_video import make_video
 
 import coanerv_codec
 from coanerv_codec.checkpoint import VARIABLE, Checkpoint, load_checkpoint, save_checkpoint
-from coanerv_codec.cli import main
+from coanerv_codec.cli import STOPPED, main
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV
@@ -57,6 +59,16 @@ def clip(tmp_path_factory) -> Path:
     return make_video(tmp_path_factory.mktemp("clip") / "clip.mp4", width=70, height=54, frames=11, audio=True)
 
 
+def being_written(pid: int, folder: Path) -> list[int]:
+    """Sizes of the files that a process has open in a folder, with a name or without."""
+    sizes = []
+    with suppress(OSError):  # the process, or one of its descriptors, may be gone by now
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            if os.readlink(descriptor).startswith(f"{folder}/"):
+                sizes.append(descriptor.stat().st_size)
+    return sizes
+
+
 class Result(NamedTuple):
     """What a command left: its exit code and its two outputs."""
 
@@ -72,11 +84,15 @@ def cli(use_checkpoint, monkeypatch, capfdbinary) -> Callable[..., Result]:
     def run(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["coanerv", *map(str, arguments)])
         capfdbinary.readouterr()
+        handlers = {number: signal.getsignal(number) for number in STOPPED}
         try:
             main()
             code = 0
         except SystemExit as error:
             code = error.code or 0
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         out, err = capfdbinary.readouterr()
         return Result(code, out, err.decode())
 

@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
+from conftest import being_written
 from make_video import decoded_planes, make_video
 
 from coanerv_codec import errors
@@ -103,10 +104,10 @@ def test_ctrl_c_during_encode_leaves_nothing_behind(process, clip, tmp_path, pip
     if piped:
         command.stdin.write(STALLED)
         command.stdin.flush()
-    wait_for(lambda: left_in(tmp_path), command)
+    wait_for(lambda: being_written(command.pid, tmp_path), command)
     command.send_signal(signal.SIGINT)
     assert command.wait(60) == 130
-    assert command.stderr.read().strip() == b"coanerv: interrupted; nothing was left behind"
+    assert command.stderr.read() == b"coanerv: interrupted; no unfinished file is left behind\n"
     assert left_in(tmp_path) == []
 
 
@@ -115,11 +116,11 @@ def test_ctrl_c_during_decode_leaves_nothing_behind(process, coa, tmp_path):
     folder.mkdir()
     # A rate at which this would take minutes.
     command = process("decode", coa, "-o", folder / "a.y4m", "--fps", 10**5)
-    wait_for(lambda: any(p.stat().st_size for p in folder.iterdir()), command)
+    wait_for(lambda: any(being_written(command.pid, folder)), command)
     command.send_signal(signal.SIGINT)
     out, err = command.communicate(timeout=60)
     assert (command.returncode, out) == (130, b"")
-    assert err.strip() == b"coanerv: interrupted; nothing was left behind"
+    assert err == b"coanerv: interrupted; no unfinished file is left behind\n"
     assert left_in(folder) == []
 
 

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -430,6 +431,15 @@ def test_a_high_rate_is_decoded_a_clips_worth_at_a_time(checkpoint, monkeypatch)
     frames = decoded(encoded(video(8), checkpoint), checkpoint, view, timing=Timing(rate=Fraction(600)))
     assert len(frames) == 160
     assert max(sizes) <= 8
+
+
+def test_the_highest_rate_begins_at_once_and_fills_no_memory(checkpoint):
+    """266 million frames, of which ten are taken."""
+    reader = Reader(io.BytesIO(encoded(video(8), checkpoint)))
+    view, timing = make_view(40, 36, crop=(0, 0, 1, 1)), Timing(rate=Fraction(10**9))
+    clips = (item for item in reader if isinstance(item, ClipRecord))
+    frames = decode_items(clips, reader.header, checkpoint, view, timing)
+    assert [frame.pts for frame in islice(frames, 10)] == list(range(10))
 
 
 # --- packets ------------------------------------------------------------------------------------------------------

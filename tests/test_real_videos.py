@@ -43,7 +43,13 @@ class Probe(NamedTuple):
     end: Fraction | None
     color: tuple[int, int, int, int]
     metadata: dict[str, str]
+    track: tuple[str | None, str | None]
     streams: list[Stream]
+
+
+def title_of(stream: av.stream.Stream) -> str | None:
+    """FFmpeg's name for it depends on the container."""
+    return stream.metadata.get("title") or stream.metadata.get("name")
 
 
 def probe(path: Path) -> Probe:
@@ -67,8 +73,9 @@ def probe(path: Path) -> Probe:
             end=((video.start_time or 0) + video.duration) * video.time_base if video.duration else None,
             color=tuple(map(int, (first.color_range, first.colorspace, first.color_primaries, first.color_trc))),
             metadata={k.lower(): v for k, v in container.metadata.items() if k.lower() not in CONTAINER_KEYS},
+            track=(video.language, title_of(video)),
             streams=[
-                Stream(s.codec_context.codec.canonical_name, s.language, s.metadata.get("title"), packets[index])
+                Stream(s.codec_context.codec.canonical_name, s.language, title_of(s), packets[index])
                 for index, s in others.items()
             ],
         )
@@ -261,12 +268,13 @@ def test_alpha_and_interlacing_are_said_to_be_lost(round_trip, tmp_path):
 
 
 def label(source: Path, target: Path, language: str, title: str) -> Path:
-    """Copy a file, giving its audio and subtitle streams a language and a title."""
+    """Copy a file, giving its audio and subtitle streams a language and a title, and its video others."""
     with av.open(str(source)) as before, av.open(str(target), "w") as after:
         copies = {stream.index: after.add_stream_from_template(stream) for stream in before.streams}
         for stream in before.streams:
-            if stream.type != "video":
-                copies[stream.index].metadata.update({"language": language, "title": title})
+            own = stream.type != "video"
+            names = {"language": language, "title": title} if own else {"language": "fra", "title": "Bild"}
+            copies[stream.index].metadata.update(names)
         for packet in before.demux():
             if packet.size and bytes(packet) != b"\0\0":  # the muxer's own mark where no text is shown
                 packet.stream = copies[packet.stream.index]
@@ -282,9 +290,10 @@ def test_sound_and_subtitles_are_bit_exact_and_in_sync(round_trip, tmp_path, suf
     source = label(made, tmp_path / f"a{suffix}", "deu", "Ton")
     before, (after, *warnings) = probe(source), round_trip(source, f"b{suffix}")
     assert [stream.codec for stream in before.streams] == ["aac", subtitle]
-    assert [stream.language for stream in before.streams] == ["deu", "deu"]
+    assert [(stream.language, stream.title) for stream in before.streams] == 2 * [("deu", "Ton")]
     assert all(len(stream.packets) >= 2 for stream in before.streams)
     assert after.streams == before.streams
+    assert after.track == before.track == ("fra", "Bild")
     assert after.times == before.times
     assert warnings == ["", ""]
 

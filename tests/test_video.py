@@ -10,6 +10,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from conftest import being_written
 from make_video import color_bars, decoded_planes, make_video, rgb_to_planes
 
 from coanerv_codec.atomic import atomic_path
@@ -527,7 +528,7 @@ def test_an_interrupted_process_leaves_nothing(tmp_path):
         [sys.executable, "-c", ENDLESS, str(tmp_path / "a.mp4")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdout.readline() == b"running\n"
-    assert len(names(tmp_path)) == 1
+    assert being_written(process.pid, tmp_path)
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert process.returncode != 0

@@ -1,13 +1,17 @@
 """The command line: one thin file per command, imported only when that command runs."""
 
+import errno
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
-from coanerv_codec.errors import CoanervError
+from coanerv_codec.errors import CoanervError, OutputError
 from coanerv_codec.version import __version__
 
 # One line of help per command stands here so that `coanerv --help` imports none of them.
@@ -22,6 +26,11 @@ COMMANDS = {
     "bench": "Measure the speed of encoding and decoding on this machine.",
     "train": "Train a checkpoint on a folder of videos.",
 }
+
+STOPPED = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+# What a disk answers that takes no more.
+FULL = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS}
 
 
 class LazyGroup(click.Group):
@@ -42,14 +51,24 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Read the command line, which writes for --help."""
+        with _reader_may_leave():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command. A closed standard output is dealt with here, since click would make it a plain failure."""
-        try:
+        """Run the command."""
+        with _reader_may_leave():
             super().invoke(ctx)
-        except BrokenPipeError:
-            # The reader went away (`| head`): not an error worth a message, but not success either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """The reader of our output went away (`| head`): not worth a message, but not success. click would make it a 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        sys.exit(141)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -67,21 +86,77 @@ def group() -> None:
 
 def main() -> None:
     """Run the command line; every expected failure ends in one line on stderr and a documented exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exception, so that temporary files are removed
+    _open_standard_streams()
+    signals: list[int] = []
+    ended = False
+
+    def stop(number: int, frame: object) -> None:
+        if ended:
+            return  # a signal while Python takes itself down would only make it chatter
+        if signals:
+            os._exit(128 + number)  # asked twice: at once
+        signals.append(number)
+        sys.exit(128 + number)  # an exception, so that temporary files are removed
+
+    for number in STOPPED:
+        signal.signal(number, stop)
     try:
-        sys.exit(group(standalone_mode=False))
+        code = _run()
+    except BaseException:
+        if not signals:
+            raise
+    ended = True
+    if signals:  # also if some library made another exception of ours
+        code = 128 + signals[0]
+        _complain(f"{STOPPED[signals[0]]}; no unfinished file is left behind")
+    sys.exit(_flush_stdout(code))
+
+
+def _run() -> int:
+    """Run the command; returns the exit code, after one line on stderr if it is not 0."""
+    try:
+        return group(standalone_mode=False) or 0
+    except SystemExit as error:
+        return error.code or 0
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("coanerv: interrupted; nothing was left behind", err=True)
-        sys.exit(130)
+        return error.exit_code
+    except click.Abort:
+        return 1
     except CoanervError as error:
-        if os.environ.get("RANK", "0") == "0":  # of several training processes one speaks
-            from coanerv_codec.cli.shared import printable  # not before: --help is fast
-
-            click.echo(f"coanerv: {printable(str(error))}", err=True)
-        sys.exit(error.exit_code)
+        _complain(str(error))
+        return error.exit_code
     except OSError as error:
-        click.echo(f"coanerv: {error.filename or 'input or output'}: {error.strerror or error}", err=True)
-        sys.exit(1)
+        _complain(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        return OutputError.exit_code if error.errno in FULL else 1
+
+
+def _complain(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of several training processes one speaks
+        from coanerv_codec.cli.shared import printable  # not before: --help is fast
+
+        click.echo(f"coanerv: {printable(text)}", err=True)
+
+
+def _open_standard_streams() -> None:
+    """Open what our parent closed (`>&-`), lest a file of ours gets its number and what libraries print lands there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def _flush_stdout(code: int) -> int:
+    """Write what is left in the buffer, as Python would at exit, but without its chatter; returns the exit code."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code or isinstance(error, BrokenPipeError):
+            return code or 141
+        _complain(f"standard output: {error.strerror}")
+        return OutputError.exit_code
+    return code

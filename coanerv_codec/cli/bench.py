@@ -37,9 +37,9 @@ def command(resolution, frames, source, engine, tile, output, as_markdown, check
     resolution = resolution or "1080p"
     size = RESOLUTIONS.get(resolution) or parse_pair(resolution, "--resolution")
 
+    from coanerv_codec.atomic import write_whole
     from coanerv_codec.bench import markdown, run, tables
     from coanerv_codec.checkpoint import find_checkpoint
-    from coanerv_codec.errors import OutputError
 
     result = run(
         find_checkpoint(checkpoint),
@@ -52,10 +52,7 @@ def command(resolution, frames, source, engine, tile, output, as_markdown, check
         note=lambda text: say(f"{text} ...", quiet),
     )
     if output:
-        try:
-            output.write_text(json.dumps(result, indent=1) + "\n")
-        except OSError as error:
-            raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+        write_whole(output, json.dumps(result, indent=1) + "\n")
     if as_markdown:
         click.echo(markdown(result))
         return

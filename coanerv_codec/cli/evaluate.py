@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, progress_bar, quiet_option
 
 
@@ -68,7 +69,7 @@ def command(data, bits, side, overlap, refine, json_path, pictures, checkpoint, 
     Console().print(table)
     if json_path:
         content = {"checkpoint": loaded.name, "means": rows, "scores": [asdict(s) for s in scores]}
-        json_path.write_text(json.dumps(content, indent=1))
+        write_whole(json_path, json.dumps(content, indent=1))
     if pictures:
         extremes.write(pictures)
 
@@ -93,4 +94,4 @@ class _Extremes:
 
         folder.mkdir(parents=True, exist_ok=True)
         for _, label, picture in self.kept:
-            (folder / f"{label}.png").write_bytes(png_bytes(picture))
+            write_whole(folder / f"{label}.png", png_bytes(picture))

@@ -51,8 +51,9 @@ def _lines(source: Path, facts: dict) -> Iterator[str]:
     yield f"  checkpoint  {facts['checkpoint']['name']} (decoder {facts['checkpoint']['sha256'][:16]})"
     for stream in facts["streams"]:
         yield f"  stream      {stream['kind']} {stream['codec']} {stream['language']}".rstrip()
-    for key, value in facts["metadata"]["file"].items():
-        yield f"  metadata    {key}: {value}"
+    for scope, pairs in facts["metadata"].items():
+        for key, value in pairs.items():
+            yield f"  metadata    {'video track ' if scope == 'video' else ''}{key}: {value}"
     for part, size in sizes.items():
         if size:
             yield f"  {part:<11} {size:>12,} bytes {100 * size / total:6.2f} %"

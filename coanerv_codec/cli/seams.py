@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from coanerv_codec.atomic import write_whole
 from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model
 
 
@@ -37,7 +38,7 @@ def command(sources, bits, frames, json_path, picture, checkpoint, device):
             raise InputError(f"{source}: {len(video)} frames were read, but two clips of {length} are needed")
         clip = video[:length]
         if picture and source == sources[0]:
-            picture.write_bytes(png_bytes(seams.seam_picture(clip, loaded, bits)))
+            write_whole(picture, png_bytes(seams.seam_picture(clip, loaded, bits)))
         tables["overlap"].append(seams.overlap_table(clip, loaded, bits))
         tables["ladder"].append(seams.ladder_table(clip, loaded))
         tables["time"].append(seams.time_table(video, loaded, bits))
@@ -45,7 +46,7 @@ def command(sources, bits, frames, json_path, picture, checkpoint, device):
     click.echo("\n\n".join(map(_markdown, means.values())))
     if json_path:
         content = {"checkpoint": loaded.name, "inputs": [source.name for source in sources], **means}
-        json_path.write_text(json.dumps(content, indent=1))
+        write_whole(json_path, json.dumps(content, indent=1))
 
 
 def _markdown(rows: list[dict]) -> str:

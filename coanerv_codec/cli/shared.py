@@ -134,7 +134,7 @@ class Bar:
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Bar]:
     """Give a `Bar`, which is not drawn where stderr is no terminal, so that logs stay clean."""
-    bar = Bar(not quiet and sys.stderr.isatty())
+    bar = Bar(not quiet and sys.stderr is not None and sys.stderr.isatty())
     try:
         yield bar
     finally:

@@ -200,11 +200,16 @@ def _change(base, options: tuple[str, ...]):
 
 
 def _stop_on_signal():
-    """Return a function that tells whether Ctrl-C or SIGTERM came; the run then saves its state and ends."""
+    """Return a function that tells whether to stop: Ctrl-C or SIGTERM came, or whoever started several of us is gone.
+
+    The run then saves its state and ends. Without the second case a killed `--processes 2` would train on unseen, beside
+    the run that resumes it.
+    """
     came = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: came.append(True))
-    return lambda: bool(came)
+    parent = os.getppid() if "WORLD_SIZE" in os.environ else None
+    return lambda: bool(came) or (parent is not None and os.getppid() != parent)
 
 
 def _show(record: dict[str, float]) -> None:
