@@ -90,6 +90,8 @@ class VideoReader:
     def __init__(self, path: str | Path, audio: bool) -> None:
         self.warnings: list[str] = []
         self._name = "standard input" if str(path) == "-" else str(path)
+        self._file = Path(path) if str(path) != "-" and Path(path).is_file() else None
+        self._size = self._file.stat().st_size if self._file else 0
         self._container = _open_container(path, self._name)
         try:
             self._start(audio)
@@ -337,6 +339,8 @@ class VideoReader:
         """Say so if the source, whose last frame ends at `end` seconds, holds less than it announces."""
         if self._damaged:
             self.warnings.append(f"{self._damaged} damaged packets; pictures or sounds may be missing or wrong")
+        if self._file and self._file.exists() and self._file.stat().st_size < self._size:
+            self.warnings.append("the file became shorter while it was read; its end may be missing")
         if self._video.frames:
             announced = len(self._video.index_entries)  # unlike the number of frames, without what an edit list skips
             if self._packets < announced:
