@@ -111,7 +111,7 @@ def test_pixels_are_within_one_code_value_however_they_are_computed(checkpoint, 
             ).astype(int)
 
     expected = pixels()
-    assert np.ptp(expected) > 30  # a picture, not a grey plane
+    assert np.ptp(expected) > 15  # a picture, not a grey plane
     ways = [{"engine": "reference"}, {"precision": "bf16"}, {"engine": "reference", "tile": 5}]
     ways += [{"tile": tile} for tile in (1, 7, 16, 4096)] + [{"count": count} for count in THREADS]
     ways += [{"count": 2, "tile": 9, "precision": "bf16"}, {"count": 3, "engine": "reference"}]
