@@ -20,13 +20,15 @@ from pathlib import Path
 
 import av
 import numpy as np
+from conftest import local_model
 
 import coanerv_codec
+from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.curves import Chart, svg
 
 WIDTH, HEIGHT, RATE, SOUND = 96, 64, 25, 48000
 SHORT = 8  # seconds of the video that sets the limit: several clips, so that everything is loaded and warm
-WARM_UP = 0.2  # share of a run that the slope leaves out
+WARM_UP = 1.5  # times what the short video takes: left out of the slope
 
 
 def make_long_video(path: Path, seconds: int) -> None:
@@ -75,8 +77,8 @@ def watch(arguments: list[object], limit: int | None) -> tuple[list[tuple[float,
 
 
 def slope(samples: list[tuple[float, float]]) -> float:
-    """MB per second of the run, by least squares after the warm-up."""
-    seconds, megabytes = np.array([s for s in samples if s[0] >= WARM_UP * samples[-1][0]]).T
+    """MB per second of the run, by least squares."""
+    seconds, megabytes = np.array(samples).T
     return float(np.polyfit(seconds, megabytes, 1)[0])
 
 
@@ -86,14 +88,14 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="length of the video")
     parser.add_argument("--margin", type=int, default=64, help="MB of address space more than the short video takes")
     parser.add_argument("--suffix", default=".mkv", help="of the decoded video; MP4 keeps a table of all packets")
-    parser.add_argument("--checkpoint", help="another one than the shipped")
+    parser.add_argument("--tiny", action="store_true", help="an untrained tiny model instead of the shipped one")
     parser.add_argument("--plot", type=Path, default=Path("docs/long-run.svg"))
     options = parser.parse_args()
-    model = ["--checkpoint", options.checkpoint] if options.checkpoint else []
     runs: dict[str, dict] = {"encode": {}, "decode": {}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        limits = {}
+        model = ["--checkpoint", save_checkpoint(local_model(), folder, "tiny")] if options.tiny else []
+        limits, warm_up = {}, {}
         for length, seconds in (("short", SHORT), ("long", round(60 * options.minutes))):
             source, coa, result = (folder / f"{length}{suffix}" for suffix in (".mp4", ".coa", options.suffix))
             make_long_video(source, seconds)
@@ -102,14 +104,16 @@ def main() -> None:
                 samples, peak = watch([*arguments, *model], limits.get(job))
                 if length == "short":
                     limits[job] = peak + options.margin * 2**20
+                    warm_up[job] = WARM_UP * samples[-1][0]
                     continue
-                growth = slope(samples) * samples[-1][0] / options.minutes * 60
-                warm = [rss for at, rss in samples if at >= WARM_UP * samples[-1][0]]
+                warm = [sample for sample in samples if sample[0] >= warm_up[job]]
+                growth = slope(warm) * samples[-1][0] / options.minutes * 60
                 runs[job] = {
                     "limit_mb": round(limits[job] / 2**20),
                     "seconds": round(samples[-1][0]),
-                    "rss_mb_min": round(min(warm), 1),
-                    "rss_mb_max": round(max(warm), 1),
+                    "warm_up_seconds": round(warm_up[job]),
+                    "rss_mb_min": round(min(rss for _, rss in warm), 1),
+                    "rss_mb_max": round(max(rss for _, rss in warm), 1),
                     "growth_mb_per_hour_of_video": round(growth, 2),
                 }
                 print(f"{job}: {runs[job]}", flush=True)
@@ -120,7 +124,7 @@ def main() -> None:
     lines = {f"{job}, MB of {run['limit_mb']} allowed": run["samples"] for job, run in runs.items()}
     charts = [Chart(f"resident memory: {name}", "seconds", {"": line}) for name, line in lines.items()]
     options.plot.write_text(svg([Chart(c.title, c.x_label, {**c.lines, " ": [(0, 0)]}) for c in charts]))
-    content = {"minutes_of_video": options.minutes, "frames": frames[1], "checkpoint": options.checkpoint, **runs}
+    content = {"minutes_of_video": options.minutes, "frames": frames[1], "tiny": options.tiny, **runs}
     options.plot.with_suffix(".json").write_text(json.dumps(content) + "\n")
 
 
