@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from coanerv_codec import container
 from coanerv_codec.bank import decode_bank
 from coanerv_codec.container import ClipRecord, Reader
 from coanerv_codec.errors import FormatError
@@ -50,8 +51,9 @@ class Parser:
     """The container and the entropy decoder: front to back and by clip, from files and pipes, stopping or skipping."""
 
     def __init__(self) -> None:
-        # Banks that decoded before are not decoded again: mutants mostly leave most clips as they were.
-        self.known: dict[tuple, bool] = {}
+        # Banks seen before are not decoded again: mutants mostly leave most clips as they were.
+        self.known: dict[tuple, FormatError | None] = {}
+        container.decode_bank = self.decode
 
     def __call__(self, data: bytes, rng: random.Random) -> str:
         choice = rng.random()
@@ -91,22 +93,24 @@ class Parser:
         return "accepted"
 
     def bank(self, clip: ClipRecord, reader: Reader) -> None:
-        """Decode a bank; where damage is skipped a bad one does not end the walk."""
-        key = clip.bank, reader.header.bank_shape
+        """Decode a bank that the reader let pass."""
+        self.decode(clip.bank, reader.header.bank_shape)
+
+    def decode(self, bank: bytes, shape: tuple[int, int, int]) -> None:
+        """Decode a bank and hold it against its promises; the reader, too, calls this instead of `decode_bank`."""
+        key = bank, shape
         if key not in self.known:
-            try:
-                symbols, bits, _, _ = decode_bank(*key)
-                check(
-                    symbols.shape == key[1] and not (symbols >> bits).any(), "symbols are as many and as small as told"
-                )
-                good = True
-            except FormatError:
-                good = False
             if len(self.known) > 5000:
                 self.known.clear()
-            self.known[key] = good
-        if not self.known[key] and reader.on_damage == "stop":
-            raise FormatError("a bank was refused")
+            try:
+                symbols, bits, _, _ = decode_bank(bank, shape)
+                small = symbols.shape == shape and not (symbols >> bits).any()
+                check(small, "symbols are as many and as small as told")
+                self.known[key] = None
+            except FormatError as error:
+                self.known[key] = error
+        if self.known[key]:
+            raise FormatError(str(self.known[key]))
 
 
 def info(data: bytes, rng: random.Random) -> str:
