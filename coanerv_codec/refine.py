@@ -17,10 +17,10 @@ from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
 from coanerv_codec.rounding import quantized
 
-LEARNING_RATE = 0.004  # of the tokens' range: a quarter of the quantizer's step at 6 bits
+LEARNING_RATE = 0.035  # in units of the tokens' standard deviation, which differs widely between decoders
 POSITIONS = 1024  # asked per cell and step, each in all frames
 CELLS = 4  # optimised together
-RANDOM_SCALE = 0.1  # standard deviation of random initial tokens
+RANDOM_SCALE = 0.35  # standard deviation of random initial tokens, in the same units
 
 
 def refine_clip(
@@ -34,12 +34,21 @@ def refine_clip(
 ) -> np.ndarray:
     """Frames [F,3,H,W] uint8, tokens [cells,N,d] -> better tokens, never worse once quantized (unless started at random)."""
     generator = torch.Generator().manual_seed(0)  # the same clip gives the same bytes
-    initial = tokens
+    initial, spread = tokens, float(tokens.std())
     if start == "random":
-        initial = RANDOM_SCALE * torch.randn(tokens.shape, generator=generator).numpy()
+        initial = RANDOM_SCALE * spread * torch.randn(tokens.shape, generator=generator).numpy()
     refined = np.concatenate(
         [
-            _refine_cells(decoder, cells, initial[first : first + len(cells)], _span(tokens), bits, steps, generator)
+            _refine_cells(
+                decoder,
+                cells,
+                initial[first : first + len(cells)],
+                _span(tokens),
+                LEARNING_RATE * spread,
+                bits,
+                steps,
+                generator,
+            )
             for first, cells in _cells(frames, layout, decoder.config.cell)
         ]
     )
@@ -81,6 +90,7 @@ def _refine_cells(
     cells: np.ndarray,
     tokens: np.ndarray,
     span: tuple[float, float],
+    rate: float,
     bits: int,
     steps: int,
     generator: torch.Generator,
@@ -91,7 +101,6 @@ def _refine_cells(
     pixels = torch.from_numpy(cells).to(device).flatten(3).transpose(2, 3)  # [n,F,S*S,3]
     free = torch.from_numpy(tokens).to(device).clone().requires_grad_()
     quantizer_step = torch.tensor((span[1] - span[0]) / (2**bits - 2), device=device)
-    rate = LEARNING_RATE * (span[1] - span[0])
     optimizer = torch.optim.Adam([free], lr=rate)
     with torch.enable_grad():
         for step in range(steps):

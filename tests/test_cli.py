@@ -305,7 +305,7 @@ def test_kinds_of_output(cli, coa, tmp_path):
 
 def test_info_for_people(cli, coa, checkpoint):
     text = cli("info", coa).out.decode()
-    for part in ("70x54, 11 frames at 30 fps, 0.367 s", "3x2 cells of 4x72 per 8 frames, 6 bits", "audio aac"):
+    for part in ("70x54, 11 frames at 30 fps, 0.367 s", "3x2 cells of 6x72 per 8 frames, 6 bits", "audio aac"):
         assert part in text
     assert checkpoint.name in text
     assert f"{coa.stat().st_size:,} bytes" in text
