@@ -43,7 +43,9 @@ def decoder_sha256(config: Config, tensors: dict[str, Tensor]) -> bytes:
     fields = (
         *(config.frames, config.cell, config.grid, config.token_dim, config.frequencies),
         *(config.decoder_heads, config.decoder_head_dim, config.temperature, config.mlp_depth, config.mlp_hidden),
-        *(config.retrieval, config.lal_threshold, config.carriers, config.mixer_depth, config.mixer_width),
+        *(config.retrieval, config.lal_threshold),
+        # False stands for an option that is gone: what computes the same as before keeps its identity.
+        *((config.carriers, config.mixer_depth, config.mixer_width) if config.carriers else (False,)),
     )
     digest.update(repr(fields).encode())
     for name in sorted(n for n in tensors if n.startswith("decoder.")):
