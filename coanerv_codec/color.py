@@ -110,12 +110,16 @@ def from_model(yuv: np.ndarray, chroma: str, tags: ColorTags) -> list[np.ndarray
         return [_store(yuv[0] * inverse[0, 0] + (shift[0] + HALF_DOWN), np.empty((height, width), np.uint8))]
     small = [_downsample(plane, chroma, tags.chroma_location) for plane in yuv[1:]]
     planes = []
-    for row, chroma_planes in enumerate((yuv[1:], small, small)):
-        mixed = _mix(chroma_planes, inverse[row, 1:])
-        mixed = 0 if mixed is None else mixed
-        if inverse[row, 0]:
-            mixed = mixed + yuv[0] * inverse[row, 0]
-        planes.append(_store(mixed + (shift[row] + HALF_DOWN), np.empty(mixed.shape, np.uint8)))
+    for row, (luma, *chroma_planes) in enumerate((yuv, (yuv[0], *small), (yuv[0], *small))):
+        plane = np.empty((luma if inverse[row, 0] else chroma_planes[0]).shape, np.uint8)
+        for top in range(0, len(plane), BAND):
+            band = slice(top, top + BAND)
+            mixed = _mix([p[band] for p in chroma_planes], inverse[row, 1:])
+            mixed = 0 if mixed is None else mixed
+            if inverse[row, 0]:
+                mixed = mixed + luma[band] * inverse[row, 0]
+            _store(mixed + (shift[row] + HALF_DOWN), plane[band])
+        planes.append(plane)
     return planes
 
 
@@ -123,6 +127,8 @@ def yuv_to_rgb(yuv: np.ndarray) -> np.ndarray:
     """Model YUV, uint8 [3, H, W], to RGB, uint8 [H, W, 3]."""
     return np.stack(from_model(yuv, "rgb", ColorTags()), axis=-1)
 
+
+BAND = 32  # rows converted at a time: what lies between fits into the caches
 
 # Storing truncates, so these round. Neutral chroma, 128 in a full-range source, is 127.5 in the model: ties go up on
 # the way in and down on the way out, by more than what float32 loses, which brings it back to itself.
