@@ -1,17 +1,15 @@
 """The measurements behind `coanerv bench` and docs/performance.md, all taken in one run on one machine.
 
-Each time is the best of several after a warm-up. An engine is timed on one cell, whose pixels cost what all others
-cost, and its frames per second count the pixels that overlapping cells decode twice; encoding and end-to-end decoding run
-the whole pictures. The end-to-end decode has a process of its own, so that its peak memory is its own.
+What is compared is timed in turns, round after round, because a machine's speed drifts; a figure is the median over the
+rounds after a warm-up. Engines decode whole cells side by side, as `coanerv decode` does. What works on files runs in
+processes of its own (`bench_files.py`), so that their peak memory, threads and priorities are their own.
 """
 
 import contextlib
-import io
 import multiprocessing
 import os
 import platform
-import resource
-import sys
+import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,44 +17,39 @@ from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
-import av
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from coanerv_codec import bench_files, separable_carriers
+from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.cells import Layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint, load_checkpoint
 from coanerv_codec.config import PRESETS, Config
-from coanerv_codec.container import Reader
 from coanerv_codec.decoder import Decoder
-from coanerv_codec.decoding import (
-    EngineOptions,
-    Timing,
-    clip_tokens,
-    decode_items,
-    describe_output,
-    make_view,
-    read_preamble,
-)
-from coanerv_codec.device import has_fast_bf16, keep_freed_memory, pick_device
+from coanerv_codec.device import has_bf16, has_fast_bf16, keep_freed_memory, pick_device
 from coanerv_codec.encoding import EncodeOptions, choose_layout, encode_clip, encode_video
-from coanerv_codec.engine import decode_grid
+from coanerv_codec.engine import MAX_ERROR, decode_grid, tile_within
 from coanerv_codec.errors import InputError
 from coanerv_codec.model import AnyDecoder
-from coanerv_codec.records import ClipRecord
+from coanerv_codec.parallel import run_parallel
 from coanerv_codec.version import __version__
 from coanerv_codec.video import Frame, VideoInfo, open_video
-from coanerv_codec.writer import open_output
 
-WARMUP, REPEATS, LONG = 1, 3, 5.0  # a measurement that has taken LONG seconds is not repeated again
-SAMPLE = 2**17  # pixels on which an engine is timed: 8 frames of 128x128
-PRODUCTS = 20  # matrix products timed together for the peak
+T = TypeVar("T")
+
+WARMUP, REPEATS = 1, 5
+SAMPLE = 2**17  # pixels per core on which a fast engine is timed, a cell; a slow one gets a quarter
+PRODUCTS = 4  # matrix products timed together for the peak
 PAPER = "paper-s"
 CODECS = {
     "libx264": {"preset": "medium", "crf": "23"},
-    "libsvtav1": {"preset": "8", "crf": "35"},
+    # It takes all cores at real-time priority when run by root, unless told how many.
+    "libsvtav1": {"preset": "8", "crf": "35", "svtav1-params": "lp=2"},
 }
+MEMORY_SIZES = {"1080p": (1920, 1080), "4K": (3840, 2160)}
 
 
 def run(
@@ -67,6 +60,7 @@ def run(
     source: Path | None = None,
     engines: tuple[str, ...] = ("separable", "reference"),
     tile: int = 64,
+    max_memory: int | None = None,
     device: str = "auto",
     note: Callable[[str], None] = lambda text: None,
 ) -> dict:
@@ -75,6 +69,8 @@ def run(
     checkpoint = load_checkpoint(checkpoint_path)
     chosen = pick_device(device)
     checkpoint.model.to(chosen)
+    if max_memory:
+        tile = tile_within(checkpoint.model.config, "separable", max_memory)
     pictures = _read(source, frames) if source else moving_picture(*size, frames)
     height, width = pictures.shape[2:]
     info = VideoInfo(width, height, Fraction(1, 25), frame_duration=1, rate=Fraction(25))
@@ -83,29 +79,46 @@ def run(
         "version": __version__,
         "machine": machine(chosen),
         "settings": {
-            **{"width": width, "height": height, "frames": len(pictures), "tile": tile},
+            **{"width": width, "height": height, "frames": len(pictures), "tile": tile, "max_error": MAX_ERROR},
             **{"source": source.name if source else "moving test picture", "checkpoint": checkpoint.name},
-            **{"cells": layout.cells, "warmup": WARMUP, "repeats": REPEATS, "time": "best of the repeats"},
+            **{"cells": layout.cells, "warmup": WARMUP, "repeats": REPEATS, "time": "median of the repeats"},
         },
     }
-    note("matrix products")
-    result["gemm_peak"] = gemm_peak(chosen)
     with tempfile.TemporaryDirectory(prefix="coanerv-bench-") as folder:
         coa = Path(folder) / "bench.coa"
         note(f"encoding {len(pictures)} pictures of {width}x{height}")
         result["encode"], tokens = bench_encode(checkpoint, pictures, info, layout, coa)
         note("engines")
-        result["decode"] = bench_engines(checkpoint, tokens, (width, height), engines, tile, result["gemm_peak"])
+        result["decode"], result["gemm_peak"] = bench_engines(checkpoint, tokens, (width, height), engines, tile)
         result["bf16_error"] = bf16_error(checkpoint.model.decoder, tokens)
+        common = (checkpoint_path, tile, device, torch.get_num_threads())
         note("decoding the file, end to end")
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            threads = torch.get_num_threads()
-            child = pool.submit(decode_file, coa, Path(folder), checkpoint_path, tile, device, threads).result()
-    result["end_to_end"], result["memory"] = child
+        result["end_to_end"] = _in_child(bench_files.end_to_end, coa, Path(folder), WARMUP, REPEATS, *common)
+        memory = {"tile": tile}
+        for name, extent in MEMORY_SIZES.items():
+            note(f"peak memory at {name}")
+            # First what the pictures on their way to the encoder take by themselves, then with decoding.
+            in_flight, whole = (
+                _in_child(bench_files.peak_memory, extent, Path(folder), decode, *common) for decode in (False, True)
+            )
+            memory[name] = memory_apart(in_flight, whole)
+        result["memory"] = memory
+        note("x264 and SVT-AV1")
+        result["codecs"] = _in_child(bench_files.time_codecs, CODECS, pictures)
     result["ratios"] = _ratios(result)
-    note("x264 and SVT-AV1")
-    result["codecs"] = [bench_codec(name, options, pictures) for name, options in CODECS.items()]
     return result
+
+
+def _in_child(work: Callable[..., T], *arguments: object) -> T:
+    """Call a function in a new process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def memory_apart(in_flight: dict, whole: dict) -> dict:
+    """Split a decoding process's peak memory (MiB): frames in flight, all else."""
+    frames = in_flight["peak"] - in_flight["loaded"]
+    return {"peak_rss_mb": whole["peak"], "frames_in_flight_mb": frames, "apart_mb": whole["peak"] - frames}
 
 
 def _read(source: Path, frames: int) -> np.ndarray:
@@ -131,22 +144,18 @@ def moving_picture(width: int, height: int, frames: int) -> np.ndarray:
     return pictures
 
 
-def best_time(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of a few runs after a warm-up."""
-    times = []
+def median_times(works: list[Callable[[], object]], device: torch.device) -> list[float]:
+    """Run pieces of work in turns and return the median seconds of each, after the warm-up."""
+    times: list[list[float]] = [[] for _ in works]
     for i in range(WARMUP + REPEATS):
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if i >= WARMUP:
-            times.append(time.perf_counter() - began)
-        if times and sum(times) > LONG:
-            break
-    return min(times)
-
-
-# --- the machine --------------------------------------------------------------------------------------------------
+        for work, taken in zip(works, times, strict=True):
+            began = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if i >= WARMUP:
+                taken.append(time.perf_counter() - began)
+    return [statistics.median(taken) for taken in times]
 
 
 def machine(device: torch.device) -> dict:
@@ -159,69 +168,130 @@ def machine(device: torch.device) -> dict:
         **{"cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0]},
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "bf16_instructions": has_bf16(device),
         "fast_bf16": has_fast_bf16(device),
         **{"system": platform.platform(), "python": platform.python_version(), "torch": torch.__version__},
     }
 
 
-def gemm_peak(device: torch.device) -> dict:
-    """Measure what the machine's matrix products reach on a square of 1024 (4096 on a GPU), in GFLOPS."""
-    n = 4096 if device.type == "cuda" else 1024
-    peak = {"size": n}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        if name == "bf16" and not has_fast_bf16(device):
-            continue
-        a, b, out = (torch.randn(n, n, device=device).to(dtype) for _ in range(3))
-        seconds = best_time(lambda a=a, b=b, out=out: [torch.mm(a, b, out=out) for _ in range(PRODUCTS)], device)
-        peak[name] = 2 * n**3 * PRODUCTS / seconds / 1e9
-    return peak
-
-
 # --- engines ------------------------------------------------------------------------------------------------------
 
 
-def flop_per_pixel(config: Config, engine: str) -> int:
-    """Count the floating-point operations in the matrix products of one pixel."""
-    n, inner, hidden = config.tokens, config.decoder_heads * config.decoder_head_dim, config.mlp_hidden
-    layers = 2 * hidden * (hidden * (config.mlp_depth - 2) + 3)
-    skip = 2 * config.gamma_dim * hidden if config.gamma_skip else 0
-    if engine == "separable":  # values and denominator; the rest is in tables
-        return 2 * config.decoder_heads * n * (hidden + 1) + layers
-    projections = 2 * (config.gamma_dim * inner + inner * config.token_dim + config.token_dim * hidden) + skip
-    return projections + 4 * n * inner + layers
+def flop_per_pixel(decoder: AnyDecoder, engine: str, tile: int = 64, needed: float = 1.0) -> float:
+    """Count the floating-point operations in the matrix products of one pixel of one frame, small tables left out.
+
+    `needed` is the share of tokens that the fast engine sums, on average.
+    """
+    config = decoder.config
+    n, heads, hidden, frames = config.tokens, config.decoder_heads, config.mlp_hidden, config.frames
+    inner, carriers, harmonics = heads * config.decoder_head_dim, config.carriers, 0
+    later = hidden * (hidden * (config.mlp_depth - 2) + 3)
+    # Keys and values are made once per cell by the fast engine and once per tile by the reference.
+    shared = cell_flop(decoder) / (frames * (config.cell**2 if engine == "separable" else tile**2))
+    if not carriers and engine == "separable":  # values and denominator; the rest is in tables
+        return 2 * (heads * n * (hidden + 1) + later) + shared
+    if not carriers:
+        projections = config.gamma_dim * inner + inner * config.token_dim + config.token_dim * hidden
+        return 2 * (projections + 2 * n * inner + later) + shared
+    if engine == "separable":  # retrieval, denominators and the first layers once for all frames
+        harmonics = len(torch.cat([decoder.harmonics[:, 2].abs(), decoder.harmonics.new_zeros(1)]).unique())
+        once = heads * n * (needed * carriers + 1) + carriers * (hidden + 3)
+        return 2 * (once / frames + harmonics * (hidden + 3) + later) + shared
+    retrieval = 4 * config.spatial_frequencies * inner + n * (inner + heads * carriers)
+    return 2 * (retrieval + carriers * (hidden + 3) + later) + shared
+
+
+def cell_flop(decoder: AnyDecoder) -> int:
+    """Count the operations that turn one cell's tokens into keys and values."""
+    config = decoder.config
+    per_pixel = ("query", "out", "linear", "mlp")
+    layers = [
+        m for name, m in decoder.named_modules() if isinstance(m, nn.Linear) and name.split(".")[0] not in per_pixel
+    ]
+    mixing = 2 * config.tokens * config.mixer_width * config.mixer_depth if config.carriers else 0
+    return 2 * config.tokens * (sum(layer.weight.numel() for layer in layers) + mixing)
+
+
+def needed_share(decoder: AnyDecoder, tokens: Tensor, max_error: float = MAX_ERROR) -> float:
+    """Return the share of tokens that the fast engine sums on average in cells of native size."""
+    if not isinstance(decoder, CarrierDecoder) or tokens.is_cuda:
+        return 1.0
+    line = torch.arange(decoder.config.cell) / (decoder.config.cell - 1)
+    rows = max(1, separable_carriers.CPU_PASS // len(line))
+    shares = []
+    for cell in separable_carriers.fold(decoder, tokens, torch.float32):
+        tables = separable_carriers.tables_of(decoder, cell, line, line)
+        needed = separable_carriers.needed_tokens(decoder, cell, tables, rows, max_error)
+        shares.append(needed.float().mean().item())
+    return statistics.mean(shares)
 
 
 def bench_engines(
-    checkpoint: Checkpoint, tokens: Tensor, size: tuple[int, int], engines: tuple[str, ...], tile: int, peak: dict
-) -> list[dict]:
-    """Time the engines on one cell: the checkpoint's own tokens [cells,N,d], and the paper's model with random weights."""
+    checkpoint: Checkpoint, tokens: Tensor, size: tuple[int, int], engines: tuple[str, ...], tile: int
+) -> tuple[list[dict], dict]:
+    """Time the engines in turns: the checkpoint on its tokens [cells,N,d], and the paper's model with random weights.
+
+    Also returns what the machine's matrix products reach on large squares, in GFLOPS, measured in the same rounds.
+    """
     device = tokens.device
     torch.manual_seed(0)
-    paper = Decoder(PRESETS[PAPER]).to(device)
+    paper = Decoder(PRESETS[PAPER]).to(device).requires_grad_(False)
     paper_tokens = torch.randn(1, PRESETS[PAPER].tokens, PRESETS[PAPER].token_dim, device=device)
     ours = checkpoint.name.rpartition("-")[0]
-    entries = []
-    for preset, decoder, one in ((ours, checkpoint.model.decoder, tokens[:1]), (PAPER, paper, paper_tokens)):
-        config = decoder.config
-        grid = _sample_grid(config, device)
-        exact = decode_grid(decoder, one, *grid, engine="reference", tile=tile)
-        pixels = _decoded_pixels(*size, config)
+    pieces = torch.get_num_threads() if device.type == "cpu" else 1
+    peaks = _products(device)
+    works, entries = list(peaks.values()), []
+    for preset, decoder, bank in ((ours, checkpoint.model.decoder, tokens), (PAPER, paper, paper_tokens)):
         for engine, precision in _variants(engines, device):
+            fast = engine == "separable" and preset != PAPER
+            grid = _sample_grid(decoder.config, device, SAMPLE if fast else SAMPLE // 4)
             options = {"engine": engine, "precision": precision, "tile": tile}
-            seconds = best_time(lambda d=decoder, o=one, g=grid, k=options: decode_grid(d, o, *g, **k), device)
-            difference = (decode_grid(decoder, one, *grid, **options) - exact).abs().max().item()
-            speed = exact[..., 0].numel() / seconds
-            flop = flop_per_pixel(config, engine)
+            works.append(lambda d=decoder, b=bank, g=grid, o=options: _decode_cells(d, b, g, o, pieces))
+            pixels = pieces * grid[0].numel() * grid[1].numel() * grid[2].numel()
+            exact, decoded = (decode_grid(decoder, bank[:1], *grid, **o) for o in (options | REFERENCE, options))
+            needed = needed_share(decoder, bank[: 4 * pieces]) if engine == "separable" else 1.0
             entries.append(
                 {
-                    **{"preset": preset, "engine": engine, "precision": precision},
-                    **{"fps": speed / pixels, "kpx_per_s": speed / 1e3},
-                    **{"flop_per_pixel": flop, "gflops": speed * flop / 1e9},
-                    **{"share_of_gemm_peak": speed * flop / 1e9 / peak[precision], "max_abs_diff": difference},
-                    **{"tokens": config.tokens, "cell": config.cell, "pixels_timed": exact[..., 0].numel()},
+                    **{"preset": preset, "engine": engine, "precision": precision, "pixels_timed": pixels},
+                    "flop_per_pixel": flop_per_pixel(decoder, engine, tile, needed),
+                    **{"tokens": decoder.config.tokens, "cell": decoder.config.cell, "tokens_summed": needed},
+                    "max_abs_diff": (decoded - exact).abs().max().item(),
                 }
             )
-    return entries
+    times = median_times(works, device)
+    peak = {"size": _side(device)}
+    peak |= {name: 2 * _side(device) ** 3 * PRODUCTS / s / 1e9 for name, s in zip(peaks, times, strict=False)}
+    for entry, seconds in zip(entries, times[len(peaks) :], strict=True):
+        speed = entry["pixels_timed"] / seconds
+        config = checkpoint.model.config if entry["preset"] == ours else PRESETS[PAPER]
+        entry["fps"], entry["kpx_per_s"] = speed / _decoded_pixels(*size, config), speed / 1e3
+        entry["gflops"] = speed * entry["flop_per_pixel"] / 1e9
+        entry["share_of_gemm_peak"] = entry["gflops"] / peak[entry["precision"]]
+    return entries, peak
+
+
+REFERENCE = {"engine": "reference", "precision": "fp32"}
+
+
+def _products(device: torch.device) -> dict[str, Callable[[], object]]:
+    """Return matrix products per precision, to be timed."""
+    works = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        if name == "fp32" or has_bf16(device):
+            a, b, out = (torch.randn(_side(device), _side(device), device=device).to(dtype) for _ in range(3))
+            works[name] = lambda a=a, b=b, out=out: [torch.mm(a, b, out=out) for _ in range(PRODUCTS)]
+    return works
+
+
+def _side(device: torch.device) -> int:
+    return 4096 if device.type == "cuda" else 1024
+
+
+def _decode_cells(decoder: AnyDecoder, tokens: Tensor, grid: tuple[Tensor, ...], options: dict, count: int) -> None:
+    """Decode cells side by side as `decode` does, without doing anything with the pixels."""
+    pieces = [(tokens[i % len(tokens)][None],) for i in range(count)]
+    for _ in run_parallel(lambda cell: decode_grid(decoder, cell, *grid, **options), pieces, tokens.device):
+        pass
 
 
 def _decoded_pixels(width: int, height: int, config: Config) -> int:
@@ -234,14 +304,14 @@ def _decoded_pixels(width: int, height: int, config: Config) -> int:
 def _variants(engines: tuple[str, ...], device: torch.device) -> list[tuple[str, str]]:
     """Engine and precision; bf16 only where the machine has instructions for it (elsewhere it is 100 times slower)."""
     variants = [(engine, "fp32") for engine in engines]
-    if "separable" in engines and has_fast_bf16(device):
+    if "separable" in engines and has_bf16(device):
         variants.append(("separable", "bf16"))
     return variants
 
 
-def _sample_grid(config: Config, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Full-width rows of one cell, all frames, SAMPLE pixels or the cell's."""
-    rows = max(1, min(config.cell, SAMPLE // (config.frames * config.cell)))
+def _sample_grid(config: Config, device: torch.device, pixels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Full-width rows of one cell, all frames, `pixels` of them or the cell's."""
+    rows = max(1, min(config.cell, pixels // (config.frames * config.cell)))
     line = torch.arange(config.cell, device=device) / max(config.cell - 1, 1)
     return line[None], line[None, :rows], torch.arange(config.frames, device=device) / config.frames
 
@@ -254,7 +324,7 @@ def bf16_error(decoder: AnyDecoder, tokens: Tensor) -> dict:
     return {"max_abs_diff": (exact - rough).abs().max().item(), "pixels": rough[..., 0].numel()}
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- encoding -----------------------------------------------------------------------------------------------------
 
 
 def bench_encode(
@@ -264,6 +334,7 @@ def bench_encode(
     encoder, device = checkpoint.model.encoder, checkpoint.model.decoder.base.device
     frames = encoder.config.frames
     clip = pictures[np.minimum(np.arange(frames), len(pictures) - 1)]
+    small, small_layout = moving_picture(256, 256, frames), plan_layout(256, 256, encoder.config.cell)
 
     def encode() -> None:
         items = (Frame(i, 1, picture) for i, picture in enumerate(pictures))
@@ -271,186 +342,30 @@ def bench_encode(
             encode_video(info, items, file, checkpoint)
 
     tokens = encode_clip(encoder, clip, layout)
-    extraction = best_time(lambda: encode_clip(encoder, clip, layout), device)
-    full = best_time(encode, device)
+    works = [lambda: encode_clip(encoder, clip, layout), encode, lambda: encode_clip(encoder, small, small_layout)]
+    extraction, full, of_small = median_times(works, device)
     size = coa.stat().st_size
     measured = {
         "token_extraction_fps": frames / extraction,
         "full_fps": len(pictures) / full,
+        "clip_256_ms": 1e3 * of_small,
         "bytes": size,
         "bits_per_pixel": 8 * size / pictures[:, 0].size,
     }
     return measured, torch.from_numpy(tokens).to(device)
 
 
-def decode_file(
-    coa: Path, folder: Path, checkpoint_path: Path, tile: int, device: str, threads: int
-) -> tuple[dict, dict]:
-    """Decode `coa` into an H.264 file in `folder`: times, and this process's peak memory."""
-    torch.set_num_threads(threads)
-    keep_freed_memory()
-    checkpoint = load_checkpoint(checkpoint_path)
-    checkpoint.model.to(pick_device(device))
-    baseline = peak_rss()
-
-    def read() -> None:
-        with coa.open("rb") as file:
-            reader = Reader(file)
-            for item in reader:
-                if isinstance(item, ClipRecord):
-                    clip_tokens(item, reader.header)
-
-    def decode() -> int:
-        frames = 0
-        with coa.open("rb") as file:
-            reader = Reader(file)
-            view = make_view(reader.header.width, reader.header.height)
-            streams, metadata, items = read_preamble(reader)
-            info = describe_output(reader.header, streams.values(), metadata, view, Timing())
-            with open_output(folder / "bench.mp4", info, overwrite=True) as out:
-                for frame in decode_items(items, reader.header, checkpoint, view, options=EngineOptions(tile=tile)):
-                    out.write(frame)
-                    frames += 1
-        return frames
-
-    began = time.perf_counter()
-    frames = decode()
-    seconds = time.perf_counter() - began
-    memory = {"peak_rss_mb": peak_rss(), "loaded_rss_mb": baseline, "tile": tile}
-    chosen = pick_device(device)
-    if seconds < LONG:
-        seconds = best_time(decode, chosen)
-    return {"fps": frames / seconds, "reading_share": best_time(read, chosen) / seconds}, memory
-
-
-def peak_rss() -> float:
-    """Return the largest memory this process has held, in MiB."""
-    # ru_maxrss would do, but Linux carries it over from the parent at exec; VmHWM starts anew.
-    with contextlib.suppress(OSError):
-        for row in Path("/proc/self/status").read_text().splitlines():
-            if row.startswith("VmHWM:"):
-                return int(row.split()[1]) / 2**10
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used / 2 ** (20 if sys.platform == "darwin" else 10)
-
-
 def _ratios(result: dict) -> dict:
-    """Put what was measured in relation, as the targets of docs/performance.md are stated."""
+    """Put what was measured in relation, as the targets are stated."""
     ours, paper = ([e for e in result["decode"] if (e["preset"] == PAPER) is of] for of in (False, True))
-    reference, paper_reference, separable = (
-        next((e for e in entries if e["engine"] == engine), None)
-        for entries, engine in ((ours, "reference"), (paper, "reference"), (ours, "separable"))
-    )
+    reference, paper_reference = (next((e for e in es if e["engine"] == "reference"), None) for es in (ours, paper))
     ratios = {}
     for entry in ours:
         if entry["engine"] == "separable" and reference:
             name = f"separable {entry['precision']}"
-            ratios[f"{name} to reference"] = entry["kpx_per_s"] / reference["kpx_per_s"]
-            ratios[f"{name} to {PAPER} reference"] = entry["kpx_per_s"] / paper_reference["kpx_per_s"]
-    if separable:
-        ratios["end-to-end decode to engine"] = result["end_to_end"]["fps"] / separable["fps"]
+            ratios[f"{name} to reference"] = entry["fps"] / reference["fps"]
+            ratios[f"{name} to {PAPER} reference"] = entry["fps"] / paper_reference["fps"]
+    ratios["end-to-end decode to engine"] = result["end_to_end"]["fps"] / result["end_to_end"]["engine_fps"]
+    sizes = [result["memory"][name]["apart_mb"] for name in MEMORY_SIZES]
+    ratios["memory at 4K to 1080p, without frames in flight"] = sizes[1] / sizes[0]
     return ratios
-
-
-def bench_codec(name: str, options: dict[str, str], pictures: np.ndarray) -> dict:
-    """Time another codec through PyAV on the same pictures, in memory."""
-    entry: dict = {"codec": name, "settings": ", ".join(f"{k} {v}" for k, v in options.items())}
-    try:
-        av.codec.Codec(name, "w")
-    except av.codec.codec.UnknownCodecError:
-        return entry | {"missing": "not in this build of PyAV"}
-    height, width = (n - n % 2 for n in pictures.shape[2:])  # 4:2:0 needs even sides
-    planes = np.ascontiguousarray(pictures[:, :, :height, :width])
-    frames = [av.VideoFrame.from_ndarray(p, format="yuv444p").reformat(format="yuv420p") for p in planes]
-    os.environ.setdefault("SVT_LOG", "1")  # errors only
-    file = io.BytesIO()
-    began = time.perf_counter()
-    with av.open(file, "w", format="matroska") as container:
-        stream = container.add_stream(name, rate=25, options=options)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for frame in [*frames, None]:
-            container.mux(stream.encode(frame))
-    encoded = time.perf_counter()
-    file.seek(0)
-    with av.open(file) as container:
-        count = sum(1 for _ in container.decode(video=0))
-    decoded = time.perf_counter()
-    return entry | {
-        "encode_fps": len(frames) / (encoded - began),
-        "decode_fps": count / (decoded - encoded),
-        "bytes": file.getbuffer().nbytes,
-    }
-
-
-# --- for people ---------------------------------------------------------------------------------------------------
-
-Rows = list[tuple[str, ...]]
-
-
-def tables(result: dict) -> list[tuple[str, tuple[str, ...], Rows]]:
-    """Render a result as tables: title, headings, rows of text."""
-    s, m = result["settings"], result["machine"]
-    engines = [
-        (
-            *(e["preset"], str(e["tokens"]), f"{e['engine']} {e['precision']}"),
-            *(f"{e['fps']:.3g}", f"{e['kpx_per_s']:,.0f}", f"{e['flop_per_pixel'] / 1e3:.0f}"),
-            *(f"{e['share_of_gemm_peak']:.0%}", f"{e['max_abs_diff']:.1e}"),
-        )
-        for e in result["decode"]
-    ]
-    codecs = [
-        (f"{c['codec']} ({c['settings']})", c["missing"], "", "")
-        if "missing" in c
-        else (
-            f"{c['codec']} ({c['settings']})",
-            *(f"{c[k]:.3g}" for k in ("encode_fps", "decode_fps")),
-            f"{c['bytes']:,}",
-        )
-        for c in result["codecs"]
-    ]
-    ours = ("coanerv, file to file", f"{result['encode']['full_fps']:.3g}", f"{result['end_to_end']['fps']:.3g}")
-    memory, ratios = result["memory"], result["ratios"]
-    facts = [
-        (
-            "pictures",
-            f"{s['frames']} of {s['width']}x{s['height']} ({s['source']}), {s['cells']} cells, tile {s['tile']}",
-        ),
-        ("machine", f"{m['cpu']}, {m['threads']} of {m['cores']} cores, {m['instructions']}, torch {m['torch']}"),
-        ("load before the run", f"{m['load_before']:.1f}"),
-        *(
-            (f"GEMM peak, {p}", f"{result['gemm_peak'][p]:.0f} GFLOPS")
-            for p in ("fp32", "bf16")
-            if p in result["gemm_peak"]
-        ),
-        ("times", f"best of up to {s['repeats']} after {s['warmup']} warm-up"),
-        *((name, f"{ratio:.2f}") for name, ratio in ratios.items()),
-        ("reading and entropy decoding", f"{result['end_to_end']['reading_share']:.1%} of decoding"),
-        ("token extraction", f"{result['encode']['token_extraction_fps']:.3g} fps"),
-        ("bf16, largest error", f"{result['bf16_error']['max_abs_diff'] * 255:.2f}/255"),
-        (
-            "peak memory of decoding",
-            f"{memory['peak_rss_mb']:.0f} MiB, of which {memory['loaded_rss_mb']:.0f} loaded before it began",
-        ),
-    ]
-    return [
-        ("Run", ("", ""), facts),
-        (
-            "Decoding engines",
-            ("model", "N", "engine", "fps", "kpx/s", "kFLOP/px", "of peak", "max diff"),
-            engines,
-        ),
-        (
-            "Codecs",
-            ("codec", "encode fps", "decode fps", "bytes"),
-            [(*ours, f"{result['encode']['bytes']:,}"), *codecs],
-        ),
-    ]
-
-
-def markdown(result: dict) -> str:
-    """Render a result as Markdown tables, as docs/performance.md holds them."""
-    parts = []
-    for title, headings, rows in tables(result):
-        lines = [f"### {title}", "", "| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-        parts.append("\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)]))
-    return "\n\n".join(parts) + "\n"

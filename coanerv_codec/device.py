@@ -19,14 +19,19 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-@functools.cache
-def has_fast_bf16(device: torch.device) -> bool:
-    """Tell whether bf16 matrix products are faster than fp32 here: timed, since CPUs with bf16 instructions can be slower."""
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether the machine has instructions for bf16 matrix products; without them they are a hundred times slower."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # AVX-512 BF16 or AMX, as oneDNN sees it. Both queries are underscored in torch but the only ones there are.
-    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
-        return False
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@functools.cache
+def has_fast_bf16(device: torch.device) -> bool:
+    """Tell whether bf16 matrix products are faster than fp32 here: timed, since CPUs with bf16 instructions can be slower."""
+    if device.type == "cuda" or not has_bf16(device):
+        return has_bf16(device)
     return _product_seconds(torch.bfloat16) < 0.8 * _product_seconds(torch.float32)
 
 

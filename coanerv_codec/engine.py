@@ -21,18 +21,22 @@ MAX_ERROR = 2.0**-16  # of a pixel in [0,1], by leaving out tokens that are far 
 
 
 def tile_within(config: Config, engine: str, budget: int) -> int:
-    """Return the largest tile whose working memory (tile^2 queries for each of F frames) is within `budget` bytes."""
+    """Return the largest tile whose working memory is within `budget` bytes: tile^2 queries for F frames, for each core."""
     n, heads, inner = config.tokens, config.decoder_heads, config.decoder_heads * config.decoder_head_dim
-    if engine == "separable" and config.retrieval == "temperature":
+    if engine == "separable" and config.carriers:
+        # Per pixel: the weights of all heads and tokens, the carriers, the layers' sums per harmonic; the layers per query.
+        floats = heads * n + config.carriers + 2 * config.frames * (config.mlp_hidden + 3)
+    elif engine == "separable" and config.retrieval == "temperature":
         # Per pixel: the factors of all heads and tokens; per query: a head's product, the sum, a layer's output, 1/den.
         floats = heads * n + config.frames * (3 * (config.mlp_hidden + 1) + heads)
     else:
         # Per query: gamma, the query, the attended feature twice, the MLP; LAL also keeps the attention itself, twice.
         attention = 2 * heads * n if config.retrieval == "lal" else 0
         floats = config.frames * (config.gamma_dim + 3 * inner + 2 * config.mlp_hidden + attention)
-    tile = math.isqrt(budget // (4 * floats))
+    least = 4 * floats * torch.get_num_threads()
+    tile = math.isqrt(budget // least)
     if tile < 1:
-        raise CoanervError(f"decoding needs at least {4 * floats} bytes of working memory; raise --max-memory")
+        raise CoanervError(f"decoding needs at least {least} bytes of working memory; raise --max-memory")
     return min(tile, LARGEST_TILE)
 
 

@@ -30,7 +30,8 @@ CONTAINERS = {
 
 # Constant quality close to transparent, at a speed that keeps up with decoding, and no chatter on standard error.
 ENCODER_OPTIONS = {
-    "libx264": {"crf": "17"},
+    # As good as preset medium at crf 17, in a fifth of its time: decoding needs the cores itself. Twice the bytes.
+    "libx264": {"crf": "14", "preset": "superfast"},
     "libx265": {"crf": "18", "x265-params": "log-level=error"},
     "libvpx-vp9": {"crf": "20", "row-mt": "1", "cpu-used": "4"},
     "libsvtav1": {"crf": "20", "preset": "8"},

@@ -61,14 +61,17 @@ def decode_passes(
 ) -> Tensor:
     """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass; largest 1/den of each pass."""
     tables, painter = tables_of(decoder, cell, x, y), painter_of(decoder, cell, t)
-    # 1/den of each head, the largest in each pass [H,passes]
-    inverse = functional.pad(tables.inverse.amax(2), (0, -len(y) % rows)).unflatten(1, (-1, rows)).amax(2)
     if x.is_cuda:
         _decode_passes_batched(tables, painter, out, rows)
     else:
-        kept = needed_tokens(tables, inverse, painter_gain(decoder)[cell.order], rows, max_error)
-        _decode_passes(tables, painter, out, rows, kept)
-    return inverse.amax(0)
+        needed = needed_tokens(decoder, cell, tables, rows, max_error) if max_error else None
+        _decode_passes(tables, painter, out, rows, needed)
+    return _by_pass(tables.inverse.amax(2), rows).amax(0)
+
+
+def _by_pass(rows_of: Tensor, rows: int) -> Tensor:
+    """Return the largest value in each pass: [...,h], not negative -> [...,passes]."""
+    return functional.pad(rows_of, (0, -rows_of.shape[-1] % rows)).unflatten(-1, (-1, rows)).amax(-1)
 
 
 class Tables(NamedTuple):
@@ -123,19 +126,17 @@ def painter_gain(decoder: CarrierDecoder) -> Tensor:
     return (gain + decoder.linear.weight.abs()).T
 
 
-def needed_tokens(tables: Tables, inverse: Tensor, gain: Tensor, rows: int, max_error: float) -> Tensor | None:
+def needed_tokens(decoder: CarrierDecoder, cell: Cell, tables: Tables, rows: int, max_error: float) -> Tensor:
     """Return which tokens each pass must sum, bool [passes,H,N]: the others change no pixel by more than max_error in all.
 
     The largest weight of a token in a pass is at most the product of its largest factors and of the largest 1/den, which
     includes all tokens. A carrier's waves are within one, so its amplitude moves by that weight times the value, and the
-    pixel by `gain` times that.
+    pixel by the painter's gain times that.
     """
-    if not max_error:
-        return None
-    h = tables.ey.shape[2]
-    tops = functional.pad(tables.ey, (0, -h % rows)).unflatten(2, (-1, rows)).amax(3)  # [H,N,passes]
-    bound = tables.ex.amax(2, keepdim=True) * tops * inverse[:, None]
-    bound *= (gain.T @ tables.values.to(gain.dtype).abs()).amax(0).view(*bound.shape[:2], 1)
+    weight = tables.ex.amax(2, keepdim=True) * _by_pass(tables.ey, rows)  # [H,N,passes]
+    weight *= _by_pass(tables.inverse.amax(2), rows)[:, None]
+    gain = painter_gain(decoder)[cell.order].T @ cell.values.abs()  # [3,HN]
+    bound = weight * gain.amax(0).view(*weight.shape[:2], 1)
     bound, token = bound.flatten(0, 1).T.sort(1)  # [passes,HN]
     # NaN, where a denominator is zero, must not drop anything.
     needed = ~(bound.cumsum(1) <= max_error)

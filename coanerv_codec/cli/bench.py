@@ -16,15 +16,18 @@ RESOLUTIONS = {"1080p": (1920, 1080), "720p": (1280, 720), "256": (256, 256)}
 @click.option("--input", "source", type=click.Path(path_type=Path), help="Measure on this video, at its own size.")
 @click.option("--engine", type=click.Choice(["all", "separable", "reference"]), default="all", show_default=True)
 @click.option("--tile", type=click.IntRange(1, 4096), default=64, show_default=True)
+@click.option(
+    "--max-memory", type=click.IntRange(1), metavar="MB", help="Choose the tile as `decode --max-memory` does."
+)
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Also write the results to this file.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown instead of tables for the terminal.")
 @checkpoint_option
 @device_option
 @quiet_option
-def command(resolution, frames, source, engine, tile, output, as_markdown, checkpoint, device, quiet):
+def command(resolution, frames, source, engine, tile, max_memory, output, as_markdown, checkpoint, device, quiet):
     """Measure the speed of encoding and decoding on this machine, next to x264 and SVT-AV1.
 
-    Keep the machine otherwise idle; the default takes one to three minutes on two cores.
+    Keep the machine otherwise idle; the default takes about five minutes on two cores.
 
     \b
     Examples:
@@ -38,7 +41,8 @@ def command(resolution, frames, source, engine, tile, output, as_markdown, check
     size = RESOLUTIONS.get(resolution) or parse_pair(resolution, "--resolution")
 
     from coanerv_codec.atomic import write_whole
-    from coanerv_codec.bench import markdown, run, tables
+    from coanerv_codec.bench import run
+    from coanerv_codec.bench_report import markdown, tables
     from coanerv_codec.checkpoint import find_checkpoint
 
     result = run(
@@ -48,6 +52,7 @@ def command(resolution, frames, source, engine, tile, output, as_markdown, check
         source=source,
         engines=("separable", "reference") if engine == "all" else (engine,),
         tile=tile,
+        max_memory=max_memory * 10**6 if max_memory else None,
         device=device,
         note=lambda text: say(f"{text} ...", quiet),
     )
