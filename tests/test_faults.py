@@ -158,7 +158,7 @@ data, run, resume = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 config = PRESETS["tiny"]
 corpus = build_cache(list_media(Path(data)), Path(run) / "cache", config.frames, config.cell)
-recipe = training.Recipe(steps=30, batch=4, warmup=2, rate_ramp=4)
+recipe = training.Recipe(steps=30, batch=4, warmup=2)
 training.train(corpus, None, config, recipe, Path(run), resume=resume, workers=0, log_every=1, save_seconds=0.0)
 """
 
@@ -411,7 +411,8 @@ def test_a_disk_full_while_a_state_is_saved_keeps_the_old_one(train, tmp_path, s
     run = tmp_path / "run"
     run.mkdir()
     child = train(run)
-    while not (run / STATE).exists():
+    deadline = time.monotonic() + 60
+    while not (run / STATE).exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     child.kill(signal.SIGKILL)
     child.wait()
