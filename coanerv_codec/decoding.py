@@ -140,7 +140,7 @@ def decode_cells(
         return decoded[0].permute(0, 3, 1, 2)
 
     places = list(product(_shares(layout.y, view.y), _shares(layout.x, view.x)))
-    return run_parallel(pixels, places, device)
+    return run_parallel(pixels, places, len(places), device)
 
 
 PACKET_BYTES = 512  # that a packet takes beside its data

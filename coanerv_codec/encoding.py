@@ -1,7 +1,9 @@
 """Encoding: video -> clips of F frames -> cells -> tokens -> symbols -> a `.coa` stream, one clip in memory at a time."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import BinaryIO
 
 import numpy as np
@@ -14,13 +16,14 @@ from coanerv_codec.config import Config
 from coanerv_codec.container import Writer
 from coanerv_codec.errors import InputError
 from coanerv_codec.model import Encoder
+from coanerv_codec.parallel import run_parallel
 from coanerv_codec.quantizer import quantize
 from coanerv_codec.records import Header, Metadata
 from coanerv_codec.refine import refine_clip
 from coanerv_codec.video import Frame, Packet, VideoInfo
 
 # Cells go through the encoder in batches of one fixed size, so that the same video gives the same bytes however it is cut.
-CELL_BATCH = 4
+CELL_BATCH = 2
 
 # Packets are written after so many even if the clip is not complete, since 8 frames may last for hours.
 PACKET_BATCH = 256
@@ -94,30 +97,24 @@ def make_header(info: VideoInfo, layout: Layout, checkpoint: Checkpoint) -> Head
     )
 
 
-@torch.inference_mode()
-def encode_cells(encoder: Encoder, cells: np.ndarray) -> np.ndarray:
-    """Cells [n,F,3,S,S] float32 in [0,1] -> tokens [n,N,d] float32, through the encoder in batches of one size."""
+def encode_cells(encoder: Encoder, cells: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """`count` cells [F,3,S,S] float32 in [0,1] -> tokens [count,N,d] float32, through the encoder in batches of one size."""
     device = encoder.queries.device
-    tokens = []
-    for first in range(0, len(cells), CELL_BATCH):
-        batch = torch.from_numpy(cells[first : first + CELL_BATCH])
-        missing = CELL_BATCH - len(batch)
-        padded = torch.cat([batch, batch[-1:].expand(missing, -1, -1, -1, -1)]) if missing else batch
-        tokens.append(encoder(padded.to(device))[: len(batch)].cpu().numpy())
-    return np.concatenate(tokens)
+    cells = iter(cells)
+
+    @torch.inference_mode()
+    def encode(batch: list[np.ndarray]) -> np.ndarray:
+        padded = batch + batch[-1:] * (CELL_BATCH - len(batch))
+        return encoder(torch.from_numpy(np.stack(padded)).to(device))[: len(batch)].cpu().numpy()
+
+    batches = ((batch,) for batch in iter(lambda: list(islice(cells, CELL_BATCH)), []))
+    return np.concatenate(list(run_parallel(encode, batches, math.ceil(count / CELL_BATCH), device)))
 
 
 def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndarray:
     """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d]."""
-    tokens, waiting = [], []
-    for row in range(layout.y.count):
-        waiting += list(cut_row(frames, layout, row, encoder.config.cell))
-        # Whole batches only, unless it was the last row: rows need not be multiples of a batch, and filling up costs time.
-        ready = len(waiting) - (len(waiting) % CELL_BATCH if row + 1 < layout.y.count else 0)
-        if ready:
-            tokens.append(encode_cells(encoder, np.stack(waiting[:ready])))
-            waiting = waiting[ready:]
-    return np.concatenate(tokens)
+    rows = (cut_row(frames, layout, row, encoder.config.cell) for row in range(layout.y.count))
+    return encode_cells(encoder, chain.from_iterable(rows), layout.cells)
 
 
 def gather_clips(

@@ -5,7 +5,7 @@ thousand times a second, and much longer when the video encoder is using one of 
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -14,10 +14,12 @@ import torch
 T = TypeVar("T")
 
 
-def run_parallel(work: Callable[..., T], pieces: Sequence[tuple], device: torch.device) -> Generator[T]:
-    """Yield work(*piece) of each, in order; only as many are begun ahead as there are cores (a GPU does one at a time)."""
+def run_parallel(
+    work: Callable[..., T], pieces: Iterable[tuple], count: int, device: torch.device
+) -> Generator[T]:
+    """Yield work(*piece) of `count` pieces, in order; as many are begun ahead as there are cores (a GPU does one at a time)."""
     threads = torch.get_num_threads()
-    workers = min(threads, len(pieces)) if device.type == "cpu" else 1
+    workers = min(threads, count) if device.type == "cpu" else 1
     if workers == 1:
         yield from (work(*piece) for piece in pieces)
         return
