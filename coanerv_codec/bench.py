@@ -1,7 +1,7 @@
 """The measurements behind `coanerv bench` and docs/performance.md, all taken in one run on one machine.
 
 What is compared is timed in turns, round after round, because a machine's speed drifts; a figure is the median over the
-rounds after a warm-up. Engines decode whole cells side by side, as `coanerv decode` does. What works on files runs in
+rounds after a warm-up. The fast engine is timed on whole cells, slower ones on full-width rows. What works on files runs in
 processes of its own (`bench_files.py`), so that their peak memory, threads and priorities are their own.
 """
 
@@ -34,15 +34,17 @@ from coanerv_codec.encoding import EncodeOptions, choose_layout, encode_clip, en
 from coanerv_codec.engine import MAX_ERROR, decode_grid, tile_within
 from coanerv_codec.errors import InputError
 from coanerv_codec.model import AnyDecoder
-from coanerv_codec.parallel import run_parallel
 from coanerv_codec.version import __version__
 from coanerv_codec.video import Frame, VideoInfo, open_video
 
 T = TypeVar("T")
 
 WARMUP, REPEATS = 1, 5
-SAMPLE = 2**17  # pixels per core on which a fast engine is timed, a cell; a slow one gets a quarter
-PRODUCTS = 4  # matrix products timed together for the peak
+SAMPLE = (
+    2**17
+)  # pixels on which an engine is timed, a cell of `base`; CELLS of them where it is fast, half where it is slow
+CELLS = 4
+PRODUCTS = 2  # matrix products timed together for the peak
 PAPER = "paper-s"
 CODECS = {
     "libx264": {"preset": "medium", "crf": "23"},
@@ -238,18 +240,18 @@ def bench_engines(
     paper = Decoder(PRESETS[PAPER]).to(device).requires_grad_(False)
     paper_tokens = torch.randn(1, PRESETS[PAPER].tokens, PRESETS[PAPER].token_dim, device=device)
     ours = checkpoint.name.rpartition("-")[0]
-    pieces = torch.get_num_threads() if device.type == "cpu" else 1
-    peaks = _products(device, pieces)
+    peaks = _products(device)
     works, entries = list(peaks.values()), []
     for preset, decoder, bank in ((ours, checkpoint.model.decoder, tokens), (PAPER, paper, paper_tokens)):
         for engine, precision in _variants(engines, device):
             fast = engine == "separable" and preset != PAPER
-            grid = _sample_grid(decoder.config, device, SAMPLE if fast else SAMPLE // 4)
+            grid = _sample_grid(decoder.config, device, SAMPLE if fast else SAMPLE // 2)
+            pieces = CELLS if fast else 1
             options = {"engine": engine, "precision": precision, "tile": tile}
-            works.append(lambda d=decoder, b=bank, g=grid, o=options: _decode_cells(d, b, g, o, pieces))
+            works.append(lambda d=decoder, b=bank, g=grid, o=options, n=pieces: _decode_cells(d, b, g, o, n))
             pixels = pieces * grid[0].numel() * grid[1].numel() * grid[2].numel()
             exact, decoded = (decode_grid(decoder, bank[:1], *grid, **o) for o in (options | REFERENCE, options))
-            needed = needed_share(decoder, bank[: 4 * pieces]) if engine == "separable" else 1.0
+            needed = needed_share(decoder, bank[: 4 * CELLS]) if engine == "separable" else 1.0
             entries.append(
                 {
                     **{"preset": preset, "engine": engine, "precision": precision, "pixels_timed": pixels},
@@ -260,7 +262,7 @@ def bench_engines(
             )
     times = median_times(works, device)
     peak = {"size": _side(device)}
-    peak |= {name: 2 * _side(device) ** 3 * PRODUCTS * pieces / s / 1e9 for name, s in zip(peaks, times, strict=False)}
+    peak |= {name: 2 * _side(device) ** 3 * PRODUCTS / s / 1e9 for name, s in zip(peaks, times, strict=False)}
     for entry, seconds in zip(entries, times[len(peaks) :], strict=True):
         speed = entry["pixels_timed"] / seconds
         config = checkpoint.model.config if entry["preset"] == ours else PRESETS[PAPER]
@@ -273,32 +275,24 @@ def bench_engines(
 REFERENCE = {"engine": "reference", "precision": "fp32"}
 
 
-def _products(device: torch.device, pieces: int) -> dict[str, Callable[[], object]]:
+def _products(device: torch.device) -> dict[str, Callable[[], object]]:
     """Return matrix products per precision, to be timed."""
     works = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         if name == "fp32" or has_bf16(device):
-            a = torch.randn(_side(device), _side(device), device=device).to(dtype)
-            # Each core its own products: the faster way, and that in which the engines work.
-            works[name] = lambda a=a: list(run_parallel(_multiply, [(a,)] * pieces, pieces, device))
+            a, out = (torch.randn(_side(device), _side(device), device=device).to(dtype) for _ in range(2))
+            works[name] = lambda a=a, out=out: [torch.mm(a, a, out=out) for _ in range(PRODUCTS)]
     return works
 
 
-def _multiply(a: Tensor) -> None:
-    out = torch.empty_like(a)
-    for _ in range(PRODUCTS):
-        torch.mm(a, a, out=out)
-
-
 def _side(device: torch.device) -> int:
-    return 4096 if device.type == "cuda" else 1024
+    return 4096 if device.type == "cuda" else 2048
 
 
 def _decode_cells(decoder: AnyDecoder, tokens: Tensor, grid: tuple[Tensor, ...], options: dict, count: int) -> None:
-    """Decode cells side by side as `decode` does, without doing anything with the pixels."""
-    pieces = [(tokens[i % len(tokens)][None],) for i in range(count)]
-    for _ in run_parallel(lambda cell: decode_grid(decoder, cell, *grid, **options), pieces, count, tokens.device):
-        pass
+    """Decode cells without doing anything with the pixels."""
+    for i in range(count):
+        decode_grid(decoder, tokens[i % len(tokens)][None], *grid, **options)
 
 
 def _decoded_pixels(width: int, height: int, config: Config) -> int:

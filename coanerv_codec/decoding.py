@@ -5,8 +5,7 @@ are views alike, and cost in proportion to their pixels.
 """
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from itertools import chain, islice, pairwise, product
@@ -25,7 +24,6 @@ from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.engine import MAX_ERROR, decode_grid
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
-from coanerv_codec.parallel import run_parallel
 from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import SCOPES, ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
@@ -128,19 +126,15 @@ def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
 
 def decode_cells(
     decoder: AnyDecoder, tokens: np.ndarray, layout: Layout, view: View, t: np.ndarray, options: EngineOptions
-) -> Generator[Tensor]:
+) -> Iterator[Tensor]:
     """Tokens [cells,N,d], moments t [T] -> the pixels [T,3,h,w] of each cell that the view touches, row by row."""
     device = decoder.base.device
     moments = torch.from_numpy(t).to(device)
-
-    def pixels(y: Share, x: Share) -> Tensor:
+    for y, x in product(_shares(layout.y, view.y), _shares(layout.x, view.x)):
         cell = torch.from_numpy(tokens[y.cell * layout.x.count + x.cell]).to(device)
         grid = [torch.from_numpy(s.coordinates).to(device)[None] for s in (x, y)]
-        decoded = decode_grid(decoder, cell[None], *grid, moments, **asdict(options))
-        return decoded[0].permute(0, 3, 1, 2)
-
-    places = list(product(_shares(layout.y, view.y), _shares(layout.x, view.x)))
-    return run_parallel(pixels, places, len(places), device)
+        pixels = decode_grid(decoder, cell[None], *grid, moments, **asdict(options))
+        yield pixels[0].permute(0, 3, 1, 2)
 
 
 PACKET_BYTES = 512  # that a packet takes beside its data
@@ -188,16 +182,16 @@ def _decode_view(
     device = decoder.base.device
     strip, done = torch.empty(len(t), 3, 0, len(view.x), device=device), 0  # what is finished down to row `done`
     ends = [row.first for row in rows[1:]] + [len(view.y)]
-    with closing(decode_cells(decoder, tokens, layout, view, t, options)) as decoded:
-        for y, end in zip(rows, ends, strict=True):
-            # What a row of cells shares with the one above is in both; 0.5 is for rounding.
-            new = torch.full((len(t), 3, len(y.weights) - strip.shape[2], len(view.x)), 0.5, device=device)
-            strip = torch.cat([strip, new], dim=2)
-            for x, part in zip(columns, decoded, strict=False):
-                weights = torch.from_numpy(255 * y.weights[:, None] * x.weights).to(device)
-                strip[..., x.first : x.first + len(x.weights)].addcmul_(part, weights)
-            out[:, :, done:end].copy_(strip[:, :, : end - done].clamp_(0, 255), non_blocking=True)
-            strip, done = strip[:, :, end - done :], end
+    decoded = decode_cells(decoder, tokens, layout, view, t, options)
+    for y, end in zip(rows, ends, strict=True):
+        # What a row of cells shares with the one above is in both; 0.5 is for rounding.
+        new = torch.full((len(t), 3, len(y.weights) - strip.shape[2], len(view.x)), 0.5, device=device)
+        strip = torch.cat([strip, new], dim=2)
+        for x, part in zip(columns, decoded, strict=False):
+            weights = torch.from_numpy(255 * y.weights[:, None] * x.weights).to(device)
+            strip[..., x.first : x.first + len(x.weights)].addcmul_(part, weights)
+        out[:, :, done:end].copy_(strip[:, :, : end - done].clamp_(0, 255), non_blocking=True)
+        strip, done = strip[:, :, end - done :], end
 
 
 @torch.inference_mode()

@@ -1,6 +1,5 @@
 """Encoding: video -> clips of F frames -> cells -> tokens -> symbols -> a `.coa` stream, one clip in memory at a time."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -16,14 +15,13 @@ from coanerv_codec.config import Config
 from coanerv_codec.container import Writer
 from coanerv_codec.errors import InputError
 from coanerv_codec.model import Encoder
-from coanerv_codec.parallel import run_parallel
 from coanerv_codec.quantizer import quantize
 from coanerv_codec.records import Header, Metadata
 from coanerv_codec.refine import refine_clip
 from coanerv_codec.video import Frame, Packet, VideoInfo
 
 # Cells go through the encoder in batches of one fixed size, so that the same video gives the same bytes however it is cut.
-CELL_BATCH = 2
+CELL_BATCH = 4
 
 # Packets are written after so many even if the clip is not complete, since 8 frames may last for hours.
 PACKET_BATCH = 256
@@ -97,24 +95,22 @@ def make_header(info: VideoInfo, layout: Layout, checkpoint: Checkpoint) -> Head
     )
 
 
-def encode_cells(encoder: Encoder, cells: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """`count` cells [F,3,S,S] float32 in [0,1] -> tokens [count,N,d] float32, through the encoder in batches of one size."""
+@torch.inference_mode()
+def encode_cells(encoder: Encoder, cells: Iterable[np.ndarray]) -> np.ndarray:
+    """Cells [F,3,S,S] float32 in [0,1] -> tokens [cells,N,d] float32, through the encoder in batches of one size."""
     device = encoder.queries.device
-    cells = iter(cells)
-
-    @torch.inference_mode()
-    def encode(batch: list[np.ndarray]) -> np.ndarray:
+    tokens, cells = [], iter(cells)
+    while batch := list(islice(cells, CELL_BATCH)):
         padded = batch + batch[-1:] * (CELL_BATCH - len(batch))
-        return encoder(torch.from_numpy(np.stack(padded)).to(device))[: len(batch)].cpu().numpy()
-
-    batches = ((batch,) for batch in iter(lambda: list(islice(cells, CELL_BATCH)), []))
-    return np.concatenate(list(run_parallel(encode, batches, math.ceil(count / CELL_BATCH), device)))
+        tokens.append(encoder(torch.from_numpy(np.stack(padded)).to(device))[: len(batch)].cpu().numpy())
+    return np.concatenate(tokens)
 
 
 def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndarray:
     """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d]."""
     rows = (cut_row(frames, layout, row, encoder.config.cell) for row in range(layout.y.count))
-    return encode_cells(encoder, chain.from_iterable(rows), layout.cells)
+    # Batches go across rows: a row need not be a multiple of one, and filling up costs as much as real cells.
+    return encode_cells(encoder, chain.from_iterable(rows))
 
 
 def gather_clips(

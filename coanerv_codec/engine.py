@@ -21,7 +21,7 @@ MAX_ERROR = 2.0**-16  # of a pixel in [0,1], by leaving out tokens that are far 
 
 
 def tile_within(config: Config, engine: str, budget: int) -> int:
-    """Return the largest tile whose working memory is within `budget` bytes: tile^2 queries for F frames, for each core."""
+    """Return the largest tile whose working memory is within `budget` bytes: tile^2 queries for F frames."""
     n, heads, inner = config.tokens, config.decoder_heads, config.decoder_heads * config.decoder_head_dim
     if engine == "separable" and config.carriers:
         # Per pixel: the weights of all heads and tokens, the carriers, the layers' sums per harmonic; the layers per query.
@@ -33,7 +33,7 @@ def tile_within(config: Config, engine: str, budget: int) -> int:
         # Per query: gamma, the query, the attended feature twice, the MLP; LAL also keeps the attention itself, twice.
         attention = 2 * heads * n if config.retrieval == "lal" else 0
         floats = config.frames * (config.gamma_dim + 3 * inner + 2 * config.mlp_hidden + attention)
-    least = 4 * floats * torch.get_num_threads()
+    least = 4 * floats
     tile = math.isqrt(budget // least)
     if tile < 1:
         raise CoanervError(f"decoding needs at least {least} bytes of working memory; raise --max-memory")

@@ -29,7 +29,7 @@ TINY = 1.1e-19
 # So down to this denominator what is lost, at most N * TINY, is below float32's rounding of the sum.
 FLOOR = 1e-10
 STEEPEST = 1.1  # slope of SiLU, rounded up
-CPU_PASS = 2048  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
+CPU_PASS = 4096  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
 
 
 class Cell(NamedTuple):
