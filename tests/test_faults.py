@@ -509,7 +509,7 @@ def test_a_source_that_shrinks_while_it_is_read(command, cli, tmp_path, outputs,
 @pytest.mark.parametrize("gone", ["shrinks", "is deleted"])
 def test_a_coa_that_goes_away_while_it_is_read(command, checkpoint, tmp_path, outputs, gone):
     coa = tmp_path / "in.coa"
-    source = make_video(tmp_path / "in.mp4", width=160, height=120, frames=40)
+    source = make_video(tmp_path / "in.mp4", width=160, height=120, frames=64)
     encode_file(source, coa, lambda: checkpoint)
     assert coa.stat().st_size > 2 * io.DEFAULT_BUFFER_SIZE  # or it would be read in one go
     child = command("decode", coa, "-o", outputs / "a.y4m", "--fps", 300, "--crop", "0,0,2,2", "-q", "--no-audio")
