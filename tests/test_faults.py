@@ -643,3 +643,34 @@ def test_many_files_at_once_in_threads(tmp_path):
         thread.join()
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {f"{n}": f"{n} 49" for n in range(8)}
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+READ = """
+import sys
+from coanerv_codec.device import keep_freed_memory
+from coanerv_codec.video import Frame, open_video
+
+def resident():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+
+keep_freed_memory()
+count, sizes = 0, []
+with open_video(sys.argv[1]) as video:
+    for item in video:
+        count += isinstance(item, Frame)
+        if isinstance(item, Frame) and count % 1000 == 0:
+            sizes.append(resident())
+print(*sizes)
+"""
+
+
+def test_reading_takes_no_more_memory_as_it_goes_on(start, tmp_path):
+    """It once grew by 1,800 kB in 1,000 frames."""
+    source = make_video(tmp_path / "in.mp4", width=64, height=48, frames=4000, options={"preset": "ultrafast"})
+    code, out, err = start(READ, ["read", source], tmp_path).wait()
+    assert code == 0, err
+    first, *_, last = map(int, out.split())
+    assert last - first < 1500  # kB in 3,000 frames
