@@ -34,7 +34,7 @@ from coanerv_codec.decoding import (
 from coanerv_codec.encoding import EncodeOptions, encode_cells, encode_clip, encode_video
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError
 from coanerv_codec.quantizer import quantize
-from coanerv_codec.records import ClipRecord, Header, Packet, StreamInfo
+from coanerv_codec.records import ClipRecord, Header, Limits, Packet, StreamInfo
 from coanerv_codec.refine import quantized_error, refine_clip
 from coanerv_codec.video import Frame, VideoInfo
 
@@ -170,7 +170,7 @@ def test_stored_tokens_are_within_half_a_step(checkpoint, bits):
     reader = Reader(io.BytesIO(data))
     tokens = encode_clip(checkpoint.model.encoder, np.stack(pictures(8)), plan_layout(40, 36, 32))
     stored = clip_tokens(reader.clip(0), reader.header)
-    half_step = (tokens.max() - tokens.min()) / (2**bits - 1) / 2
+    half_step = (tokens.max() - tokens.min()) / (2**bits - 2) / 2  # zero is a level
     assert np.abs(stored - tokens).max() <= half_step * (1 + 1e-4)
     assert len(np.unique(stored)) <= 2**bits
 
@@ -440,7 +440,7 @@ def test_the_highest_rate_begins_at_once_and_fills_no_memory(checkpoint):
     reader = Reader(io.BytesIO(encoded(video(8), checkpoint)))
     view, timing = make_view(40, 36, crop=(0, 0, 1, 1)), Timing(rate=Fraction(10**9))
     clips = (item for item in reader if isinstance(item, ClipRecord))
-    frames = decode_items(clips, reader.header, checkpoint, view, timing)
+    frames = decode_items(clips, reader.header, checkpoint, view, timing, limits=Limits(frames=10**9))
     assert [frame.pts for frame in islice(frames, 10)] == list(range(10))
 
 
