@@ -5,6 +5,7 @@ sizes and other frame rates, costs what is asked and no more, and is what the fa
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -59,14 +60,35 @@ def decode_grid(
     leave out tokens that change no pixel by more than `max_error` in all, besides rounding. The cells are decoded one after
     the other, so a caller gains nothing by collecting them.
     """
+    options = {"engine": engine, "tile": tile, "precision": precision, "max_error": max_error}
+    cells = [decode_grids(decoder, cell, [(x[b], y[b], t)], **options)[0] for b, cell in enumerate(tokens)]
+    out = cells[0][None] if len(cells) == 1 else torch.stack(cells)
+    return out.permute(0, 1, 3, 4, 2)
+
+
+@torch.no_grad()
+def decode_grids(
+    decoder: AnyDecoder,
+    tokens: Tensor,
+    grids: Sequence[tuple[Tensor, Tensor, Tensor]],
+    *,
+    engine: str = "separable",
+    tile: int = 64,
+    precision: str = "fp32",
+    max_error: float = MAX_ERROR,
+) -> list[Tensor]:
+    """Tokens [N,d] of one cell, grids of coordinates x [W], y [H], t [T] -> planes [T,3,H,W] of each; see `decode_grid`.
+
+    What depends on the tokens alone is computed once for all grids.
+    """
     if engine not in ENGINES or precision not in ("fp32", "bf16"):
         raise ValueError(f"no engine {engine!r} in {precision!r}")
     if engine == "reference" or decoder.config.retrieval == "lal":
-        out = decode_reference(decoder, tokens, x, y, t, tile)
+        planes = [decode_reference(decoder, tokens, *grid, tile) for grid in grids]
     else:
         dtype = torch.bfloat16 if precision == "bf16" else tokens.dtype
-        out = decode_separable(decoder, tokens, x, y, t, tile, dtype, max_error)
-    # In the order of the planes, in which `separable` has them in memory.
-    if not torch.stack(out.permute(0, 1, 4, 2, 3).aminmax()).isfinite().all():
-        raise FormatError("the tokens are beyond what the decoder can compute with; the file is damaged")
-    return out
+        planes = decode_separable(decoder, tokens, grids, tile, dtype, max_error)
+    for part in planes:
+        if not torch.stack(part.aminmax()).isfinite().all():
+            raise FormatError("the tokens are beyond what the decoder can compute with; the file is damaged")
+    return planes

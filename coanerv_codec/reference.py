@@ -7,13 +7,13 @@ from coanerv_codec.model import AnyDecoder
 
 
 def decode_reference(decoder: AnyDecoder, tokens: Tensor, x: Tensor, y: Tensor, t: Tensor, tile: int) -> Tensor:
-    """Tokens [B,N,d], x [B,W], y [B,H], t [T] -> pixels [B,T,H,W,3]; at most tile x tile pixels x T at a time."""
-    out = tokens.new_empty(len(tokens), len(t), y.shape[1], x.shape[1], 3)
-    for b in range(len(tokens)):
-        for top in range(0, y.shape[1], tile):
-            for left in range(0, x.shape[1], tile):
-                rows, columns = slice(top, top + tile), slice(left, left + tile)
-                out[b, :, rows, columns] = decode_block(decoder, tokens[b], x[b, columns], y[b, rows], t)
+    """Tokens [N,d] of a cell, x [W], y [H], t [T] -> planes [T,3,H,W]; at most tile x tile pixels x T at a time."""
+    out = tokens.new_empty(len(t), 3, len(y), len(x))
+    for top in range(0, len(y), tile):
+        for left in range(0, len(x), tile):
+            rows, columns = slice(top, top + tile), slice(left, left + tile)
+            block = decode_block(decoder, tokens, x[columns], y[rows], t)
+            out[:, :, rows, columns] = block.permute(0, 3, 1, 2)
     return out
 
 

@@ -11,6 +11,7 @@ passes whose denominators came out too small to be exact are done again in small
 """
 
 import math
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -32,20 +33,21 @@ Cell = separable_paper.Cell | separable_carriers.Cell
 def decode_separable(
     decoder: AnyDecoder,
     tokens: Tensor,
-    x: Tensor,
-    y: Tensor,
-    t: Tensor,
+    grids: Sequence[tuple[Tensor, Tensor, Tensor]],
     tile: int,
     dtype: torch.dtype,
     max_error: float = 0.0,
-) -> Tensor:
-    """Tokens [B,N,d], x [B,W], y [B,H], t [T] -> pixels [B,T,H,W,3], a view of planes [B,T,3,H,W]."""
+) -> list[Tensor]:
+    """Tokens [N,d] of a cell, grids of x [W], y [H], t [T] -> planes [T,3,H,W] of each grid."""
     pixels = tile * tile if tokens.is_cuda else min(tile * tile, _kernel(decoder).CPU_PASS)
-    out = tokens.new_empty(len(tokens), len(t), 3, y.shape[1], x.shape[1])
-    for b, cell in enumerate(_kernel(decoder).fold(decoder, tokens, dtype)):
-        for part in _split(x.shape[1], pixels, y.shape[1], ROWS, len(t), FRAMES):
-            _decode_part(decoder, cell, x[b], y[b], t, part, out[b], pixels, max_error)
-    return out.permute(0, 1, 3, 4, 2)
+    cell = _kernel(decoder).fold(decoder, tokens, dtype)
+    planes = []
+    for x, y, t in grids:
+        out = tokens.new_empty(len(t), 3, len(y), len(x))
+        for part in _split(len(x), pixels, len(y), ROWS, len(t), FRAMES):
+            _decode_part(decoder, cell, x, y, t, part, out, pixels, max_error)
+        planes.append(out)
+    return planes
 
 
 def _kernel(decoder: AnyDecoder) -> ModuleType:

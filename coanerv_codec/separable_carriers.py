@@ -36,24 +36,26 @@ class Cell(NamedTuple):
     """One cell's tokens, and what they fold into together with the weights. Carriers are sorted by their harmonic in t."""
 
     tokens: Tensor  # [N,d]
-    keys: Tensor  # [H,N,4k_s]: the logit is keys @ gamma
+    keys: Tensor  # [H,N,4k_s], double: the logit is keys @ gamma
     values: Tensor  # [C,HN]
     order: Tensor  # [C], carriers as sorted
     counts: list[int]  # of carriers per harmonic, the first of which is 0
     dtype: torch.dtype  # of the product with the tokens
 
 
-def fold(decoder: CarrierDecoder, tokens: Tensor, dtype: torch.dtype) -> list[Cell]:
-    """Fold W_Q and the scale into the keys: tokens [B,N,d] -> B cells."""
-    key, value = decoder.keys_values(tokens)
-    keys = key @ (decoder.query.weight * decoder.scale).unflatten(0, (decoder.config.decoder_heads, -1))  # [B,H,N,4k_s]
+def fold(decoder: CarrierDecoder, tokens: Tensor, dtype: torch.dtype) -> Cell:
+    """Fold W_Q and the scale into the keys of a cell's tokens [N,d]."""
+    key, value = (part[0] for part in decoder.keys_values(tokens[None]))
+    # Logits of narrow windows are large numbers that nearly cancel: in double precision up to their exponential.
+    query = (decoder.query.weight.double() * decoder.scale).unflatten(0, (decoder.config.decoder_heads, -1))
+    keys = key.double() @ query  # [H,N,4k_s]
     harmonics = decoder.harmonics[:, 2].abs()
     order = harmonics.argsort(stable=True)
     # The factor of harmonic 0 is one, so it takes the biases: it is there even if no carrier has it.
     counts = torch.cat([harmonics.new_zeros(1), harmonics]).unique(return_counts=True)[1].tolist()
     counts[0] -= 1
-    values = value.flatten(1, 2).mT[:, order].contiguous()  # [B,C,HN]
-    return [Cell(*parts, order, counts, dtype) for parts in zip(tokens, keys, values, strict=True)]
+    values = value.flatten(0, 1).T[order].contiguous()  # [C,HN]
+    return Cell(tokens, keys, values, order, counts, dtype)
 
 
 def decode_passes(
@@ -87,9 +89,9 @@ class Tables(NamedTuple):
 
 def tables_of(decoder: CarrierDecoder, cell: Cell, x: Tensor, y: Tensor) -> Tables:
     """Build the tables for x [w], y [h]."""
-    gamma = [encode_axis(u, decoder.w_s).T for u in (x, y)]
+    gamma = [encode_axis(u.double(), decoder.w_s).T for u in (x, y)]
     factors = axis_factors([k @ g for k, g in zip(cell.keys.chunk(2, dim=-1), gamma, strict=True)])
-    ex, ey = (functional.threshold(f, TINY, 0.0) for f in factors)
+    ex, ey = (functional.threshold(f.to(cell.values.dtype), TINY, 0.0) for f in factors)
     inverse = (ey.mT @ ex).reciprocal_()
     wave_x, wave_y = (decoder.wave(axis, u)[:, cell.order].T.contiguous() for axis, u in enumerate((x, y)))
     return Tables(ex, ey, inverse, cell.values.to(cell.dtype), wave_x, wave_y)

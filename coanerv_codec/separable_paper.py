@@ -37,16 +37,16 @@ class Cell(NamedTuple):
     dtype: torch.dtype  # of the matrix products
 
 
-def fold(decoder: Decoder, tokens: Tensor, dtype: torch.dtype) -> list[Cell]:
-    """Fold W_Q and the scale into the keys, W_O and W_1 into the values: tokens [B,N,d] -> B cells."""
+def fold(decoder: Decoder, tokens: Tensor, dtype: torch.dtype) -> Cell:
+    """Fold W_Q and the scale into the keys, W_O and W_1 into the values of a cell's tokens [N,d]."""
     config = decoder.config
     heads = (config.decoder_heads, config.decoder_head_dim)
-    key, value = decoder.keys_values(tokens)
-    keys = key @ (decoder.query.weight * decoder.scale).unflatten(0, heads)  # [B,H,N,6k]
+    key, value = (part[0] for part in decoder.keys_values(tokens[None]))
+    keys = key @ (decoder.query.weight * decoder.scale).unflatten(0, heads)  # [H,N,6k]
     folded = (decoder.mlp[0].weight @ decoder.out.weight).unflatten(1, heads).transpose(0, 1)  # [H,hidden,d_h]
-    values = folded @ value.mT  # [B,H,hidden,N]
-    values = torch.cat([values, torch.ones_like(values[:, :, :1])], dim=2)
-    return [Cell(*parts, dtype) for parts in zip(tokens, keys, values, strict=True)]
+    values = folded @ value.mT  # [H,hidden,N]
+    values = torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
+    return Cell(tokens, keys, values, dtype)
 
 
 def decode_passes(
