@@ -174,7 +174,7 @@ class CoaFile:
             place = np.interp(ticks[here], clip.pts, np.arange(len(clip.pts))) / self.header.frames_per_clip
             points = (x.ravel()[here] * (self.header.width - 1), y.ravel()[here] * (self.header.height - 1), place)
             tokens = clip_tokens(clip, self.header)
-            out[here] = query_points(self.checkpoint.model.decoder, tokens, layout_of(self.header), *points)
+            out[here] = query_points(self.checkpoint.model.decoder, tokens, layout_of(self.header, clip), *points)
         return out.reshape(*x.shape, 3)
 
 

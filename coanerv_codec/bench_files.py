@@ -72,7 +72,7 @@ def end_to_end(
             header = reader.header
             check_checkpoint(header, checkpoint)
             t = np.arange(len(clip.pts), dtype=np.float32) / header.frames_per_clip
-            view, layout = make_view(header.width, header.height), layout_of(header)
+            view, layout = make_view(header.width, header.height), layout_of(header, clip)
             for _ in decode_cells(checkpoint.model.decoder, tokens, layout, view, t, options):
                 pass
             count += len(t)

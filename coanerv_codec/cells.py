@@ -7,11 +7,12 @@ cross-faded with weights that add up to one everywhere.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coanerv_codec.errors import InputError
+from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
 
 DEFAULT_OVERLAP = 4  # pixels: the smallest that leaves no seam (docs/cells.md)
 
@@ -39,9 +40,14 @@ class Axis:
         """Return the position of cell i's first sample."""
         return i * (self.extent - self.overlap)
 
-    def coordinates(self, i: int, positions: np.ndarray) -> np.ndarray:
+    def canvas(self, i: int, reach: float = 0.0) -> tuple[float, float]:
+        """Return where the part of the picture that cell i describes begins, and its extent: one that moves reaches further."""
+        return self.start(i) - reach, self.extent + 2 * reach
+
+    def coordinates(self, i: int, positions: np.ndarray, reach: float = 0.0) -> np.ndarray:
         """Turn positions (pixels, any real numbers) into coordinates of cell i, float32."""
-        return ((positions - self.start(i)) / max(self.extent - 1.0, 1.0)).astype(np.float32)
+        start, extent = self.canvas(i, reach)
+        return ((positions - start) / max(extent - 1.0, 1.0)).astype(np.float32)
 
     def weights(self, i: int, positions: np.ndarray) -> np.ndarray:
         """Return the share of cell i at each position: float32 in [0, 1], adding up to one over all cells."""
@@ -75,16 +81,18 @@ def _catmull_rom(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
 
 
-def sampling_matrix(axis: Axis, i: int, side: int) -> tuple[int, np.ndarray]:
+def sampling_matrix(axis: Axis, i: int, side: int, reach: float = 0.0, shift: float = 0.0) -> tuple[int, np.ndarray]:
     """Return (first, R): cell i's `side` samples are R [side, n] times the n pixels from `first` on.
 
     The kernel widens where the cell is shrunk, against aliasing; at native size R is the identity. Pixels beyond the
-    picture's edge repeat it.
+    picture's edge repeat it. A cell that moves has its samples `shift` pixels further on in this frame.
     """
-    positions = axis.start(i) + np.arange(side) / max(side - 1, 1) * (axis.extent - 1.0)
-    widen = max(1.0, (axis.extent - 1.0) / max(side - 1, 1))
-    first = max(0, math.ceil(positions[0] - 2 * widen))
-    last = min(axis.length - 1, math.floor(positions[-1] + 2 * widen))
+    start, extent = axis.canvas(i, reach)
+    pitch = (extent - 1.0) / max(side - 1, 1)
+    positions = start + shift + np.arange(side) * pitch
+    widen = max(1.0, pitch)
+    first = min(max(0, math.ceil(positions[0] - 2 * widen)), axis.length - 1)
+    last = max(min(axis.length - 1, math.floor(positions[-1] + 2 * widen)), first)
     taps = np.arange(math.floor(-2 * widen), math.ceil(2 * widen) + 1)
     pixels = np.floor(positions)[:, None] + taps  # [side, taps]
     weights = _catmull_rom((pixels - positions[:, None]) / widen)
@@ -98,15 +106,23 @@ def sampling_matrix(axis: Axis, i: int, side: int) -> tuple[int, np.ndarray]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The cells of a picture: columns along x, rows along y; cell number = row * columns + column."""
+    """The cells of a picture: columns along x, rows along y; cell number = row * columns + column.
+
+    In a clip where something moves, each cell has a velocity (vx, vy) in 1/STEPS pixel per frame (`motion.py`).
+    """
 
     x: Axis
     y: Axis
+    velocities: tuple[tuple[int, int], ...] = ()
 
     @property
     def cells(self) -> int:
         """Cells per picture."""
         return self.x.count * self.y.count
+
+    def velocity(self, number: int) -> np.ndarray:
+        """Return the velocity of a cell, (vx, vy) in pixels per frame: float64 [2]."""
+        return np.array(self.velocities[number] if self.velocities else (0, 0)) / STEPS
 
 
 def plan_layout(width: int, height: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Layout:
@@ -135,4 +151,32 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
         left, horizontal = sampling_matrix(layout.x, column, side)
         pixels = strip.reshape(-1, strip.shape[3])[:, left : left + horizontal.shape[1]]
         np.matmul(pixels, horizontal.T, out=out.reshape(-1, side))
+        if layout.velocity(row * layout.x.count + column).any():
+            _cut_moving(frames, layout, row, column, out)
     return cells
+
+
+def _cut_moving(frames: np.ndarray, layout: Layout, row: int, column: int, out: np.ndarray) -> None:
+    """Cut a cell along its path out of frames [F,3,H,W] into out [F,3,side,side]."""
+    velocity = layout.velocity(row * layout.x.count + column)
+    reach_x, reach_y = reach(velocity, len(frames))
+    for frame, time, cell in zip(frames, offsets(len(frames)), out, strict=True):
+        top, vertical = sampling_matrix(layout.y, row, out.shape[-1], reach_y, velocity[1] * time)
+        left, horizontal = sampling_matrix(layout.x, column, out.shape[-1], reach_x, velocity[0] * time)
+        pixels = frame[:, top : top + vertical.shape[1], left : left + horizontal.shape[1]]
+        np.matmul(vertical * np.float32(1 / 255) @ pixels.astype(np.float32), horizontal.T, out=cell)
+
+
+def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
+    """Return the layout in which each cell of a clip [F,3,H,W] uint8 moves with what it shows, as far as that pays."""
+    velocities = []
+    for row in range(layout.y.count):
+        top, vertical = sampling_matrix(layout.y, row, side)
+        strip = vertical @ frames[:, 0, top : top + vertical.shape[1]].astype(np.float32)
+        for column in range(layout.x.count):
+            left, horizontal = sampling_matrix(layout.x, column, side)
+            luma = strip[:, :, left : left + horizontal.shape[1]] @ horizontal.T
+            found = find_velocity(luma)
+            pitches = ((axis.extent - 1) / (side - 1) for axis in (layout.x, layout.y))  # pixels per sample
+            velocities.append(tuple(round(v * pitch) for v, pitch in zip(found, pitches, strict=True)))
+    return replace(layout, velocities=tuple(velocities) if any(map(any, velocities)) else ())

@@ -120,9 +120,11 @@ class Writer:
             raise FormatError("packets are of a stream that was not described before")
         self._chunk(b"pckt", payload)
 
-    def clip(self, pts: Sequence[int], last_duration: int, bank: bytes) -> None:
-        """Write the next clip: strictly increasing timestamps of its 1 to F frames, and its coded bank."""
-        clip = ClipRecord(self._clips, self._frames, tuple(pts), last_duration, bank)
+    def clip(
+        self, pts: Sequence[int], last_duration: int, bank: bytes, velocities: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        """Write the next clip: strictly increasing timestamps of its 1 to F frames, its coded bank, how its cells move."""
+        clip = ClipRecord(self._clips, self._frames, tuple(pts), last_duration, bank, velocities)
         payload = records.clip_bytes(clip, self.header.frame_duration)
         records.read_clip(payload, self.header, self.limits)
         if pts[0] <= self._pts:

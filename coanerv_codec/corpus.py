@@ -7,6 +7,7 @@ run therefore needs no sampler state, and any number of processes together see t
 import hashlib
 import json
 import logging
+import math
 import signal
 import zlib
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from coanerv_codec.atomic import atomic_path, write_whole
 from coanerv_codec.config import Config
 from coanerv_codec.errors import InputError
+from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
 from coanerv_codec.video import Frame, open_video
 
 log = logging.getLogger(__name__)
@@ -158,19 +160,19 @@ class Batch:
         return Batch(*(t.to(device, non_blocking=True) for t in (self.clips, self.positions, self.bits)))
 
 
-def _resize(planes: np.ndarray, side: int) -> Tensor:
-    """Resize [n,h,w] uint8 to [n,side,side] float, with a filter against aliasing where it shrinks."""
+def _resize(planes: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """Resize [n,h,w] uint8 to a size (height, width), float, with a filter against aliasing where it shrinks."""
     x = torch.from_numpy(np.ascontiguousarray(planes)).float()[:, None]
-    if x.shape[-2:] != (side, side):
-        x = functional.interpolate(x, (side, side), mode="bilinear", antialias=True, align_corners=False)
+    if x.shape[-2:] != size:
+        x = functional.interpolate(x, size, mode="bilinear", antialias=True, align_corners=False)
     return x[:, 0]
 
 
 def _crop(y: np.ndarray, uv: np.ndarray, top: int, left: int, side: int, out: int) -> Tensor:
     """Cut a square from frames y [n,H,W], uv [2,n,h,w] -> [n,3,out,out] float. Even numbers keep chroma aligned."""
-    luma = _resize(y[:, top : top + side, left : left + side], out)
+    luma = _resize(y[:, top : top + side, left : left + side], (out, out))
     half = uv[:, :, top // 2 : (top + side) // 2, left // 2 : (left + side) // 2]
-    chroma = [_resize(plane, out) for plane in half]
+    chroma = [_resize(plane, (out, out)) for plane in half]
     return torch.stack([luma, *chroma], dim=1)
 
 
@@ -192,10 +194,36 @@ def cut_clip(corpus: Corpus, item: Item, rng: np.random.Generator, config: Confi
     stride = 2 if rng.random() < 0.15 and item.frames >= 2 * span else 1
     start = int(rng.integers(item.frames - stride * (span - 1)))
     window = slice(start, start + stride * (span - 1) + 1, stride)
-    clip = _crop(y[window], uv[:, window], *_square(item, rng, config.cell), config.cell)
+    square = _square(item, rng, config.cell)
+    clip = _crop(y[window], uv[:, window], *square, config.cell)
+    velocity = np.array(find_velocity(clip[:, 0].numpy())) / STEPS
+    if velocity.any():
+        clip = _crop_along(y[window], uv[:, window], *square, config.cell, velocity)
     if rng.random() < 0.5:
         clip = clip.flip(0)
     return _to_uint8(clip, rng)
+
+
+def _crop_along(
+    y: np.ndarray, uv: np.ndarray, top: int, left: int, side: int, out: int, velocity: np.ndarray
+) -> Tensor:
+    """Cut a square that moves, with a velocity (x, y) in pixels of the result per frame, as the encoder would see it."""
+    frames, height, width = y.shape
+    scale = side / out
+    margin = 2 * math.ceil((2 * reach(velocity, frames).max() * scale + 4) / 2)
+    y0, y1 = max(0, top - margin), min(_even(height), top + side + margin)
+    x0, x1 = max(0, left - margin), min(_even(width), left + side + margin)
+    size = round((y1 - y0) / scale), round((x1 - x0) / scale)
+    luma = _resize(y[:, y0:y1, x0:x1], size)
+    whole = torch.stack([luma, *(_resize(p[:, y0 // 2 : y1 // 2, x0 // 2 : x1 // 2], size) for p in uv)], dim=1)
+    axes = []
+    for axis, (start, first, length) in enumerate(((left, x0, size[1]), (top, y0, size[0]))):
+        far = reach(velocity, frames)[axis]
+        u = (start - first) / scale - far + np.arange(out) * (out - 1 + 2 * far) / (out - 1)
+        path = u + velocity[axis] * offsets(frames)[:, None]  # [F,out]
+        axes.append(torch.from_numpy((2 * path + 1) / length - 1).float())
+    grid = torch.stack([axes[0][:, None].expand(-1, out, -1), axes[1][:, :, None].expand(-1, -1, out)], dim=-1)
+    return functional.grid_sample(whole, grid, mode="bicubic", padding_mode="border", align_corners=False)
 
 
 def pan_photo(corpus: Corpus, item: Item, rng: np.random.Generator, config: Config) -> Tensor:

@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import chain, islice, pairwise, product
 from math import ceil, floor
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from coanerv_codec.cells import Axis, Layout, fixed_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import ColorTags
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
-from coanerv_codec.engine import MAX_ERROR, decode_grid
+from coanerv_codec.engine import MAX_ERROR, decode_grids
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
+from coanerv_codec.motion import reach
 from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import SCOPES, ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
 from coanerv_codec.video import Frame, VideoInfo
@@ -75,10 +77,11 @@ def _positions(first: int, length: int, count: int) -> np.ndarray:
     return first + (np.arange(count) + 0.5) * length / count - 0.5
 
 
-def layout_of(header: Header) -> Layout:
-    """Return the cells of a file's pictures."""
+def layout_of(header: Header, clip: ClipRecord | None = None) -> Layout:
+    """Return the cells of a file's pictures, as they move in a clip."""
     try:
-        return fixed_layout(header.width, header.height, header.columns, header.rows, header.overlap)
+        layout = fixed_layout(header.width, header.height, header.columns, header.rows, header.overlap)
+        return replace(layout, velocities=clip.velocities) if clip else layout
     except ValueError as error:
         raise FormatError(f"the header's cells do not fit its picture: {error}") from error
 
@@ -108,7 +111,7 @@ class Share:
 
     cell: int
     first: int
-    coordinates: np.ndarray
+    positions: np.ndarray
     weights: np.ndarray
 
 
@@ -120,7 +123,7 @@ def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
         touched = np.flatnonzero(weights)
         if len(touched):
             first, last = int(touched[0]), int(touched[-1]) + 1
-            shares.append(Share(i, first, axis.coordinates(i, positions[first:last]), weights[first:last]))
+            shares.append(Share(i, first, positions[first:last], weights[first:last]))
     return shares
 
 
@@ -129,12 +132,63 @@ def decode_cells(
 ) -> Iterator[Tensor]:
     """Tokens [cells,N,d], moments t [T] -> the pixels [T,3,h,w] of each cell that the view touches, row by row."""
     device = decoder.base.device
-    moments = torch.from_numpy(t).to(device)
     for y, x in product(_shares(layout.y, view.y), _shares(layout.x, view.x)):
-        cell = torch.from_numpy(tokens[y.cell * layout.x.count + x.cell]).to(device)
-        grid = [torch.from_numpy(s.coordinates).to(device)[None] for s in (x, y)]
-        pixels = decode_grid(decoder, cell[None], *grid, moments, **asdict(options))
-        yield pixels[0].permute(0, 3, 1, 2)
+        number = y.cell * layout.x.count + x.cell
+        parts = _together(layout, number, decoder.config.frames, x, y, t)
+        grids = [tuple(torch.from_numpy(u).to(device) for u in (p.x, p.y, t[p.moments])) for p in parts]
+        cell = torch.from_numpy(tokens[number]).to(device)
+        planes = decode_grids(decoder, cell, grids, **asdict(options))
+        if len(parts) == 1 and len(parts[0].x) == len(x.positions) and len(parts[0].y) == len(y.positions):
+            yield planes[0]
+            continue
+        pixels = planes[0].new_empty(len(t), 3, len(y.positions), len(x.positions))
+        for part, plane in zip(parts, planes, strict=True):
+            for moment, left, top, frame in zip(part.moments, part.left, part.top, plane, strict=True):
+                pixels[moment] = frame[:, top : top + len(y.positions), left : left + len(x.positions)]
+        yield pixels
+
+
+class Part(NamedTuple):
+    """Moments at which a cell is asked on one grid: coordinates x and y, and where each moment's pixels begin in it."""
+
+    moments: list[int]
+    x: np.ndarray
+    y: np.ndarray
+    left: list[int]
+    top: list[int]
+
+
+def _together(layout: Layout, number: int, frames: int, x: Share, y: Share, t: np.ndarray) -> list[Part]:
+    """Return the grids on which a cell is asked: one if it stands still, else one for moments that differ by whole pixels.
+
+    The decoder retrieves once for all moments of a grid, so a few moments on a slightly larger one are cheaper than each alone.
+    """
+    axes, shares, velocity = (layout.x, layout.y), (x, y), layout.velocity(number)
+    reaches = reach(velocity, frames)
+    shifts = np.outer(t * np.float64(frames) - (frames - 1) / 2, velocity)  # [T,2], pixels
+    groups: dict[tuple[int, ...], list[int]] = {}
+    lattice = all((np.diff(share.positions) == 1).all() for share in shares)
+    for moment, shift in enumerate(shifts):
+        phase = (moment,)
+        if lattice or not velocity.any():
+            # Not those that are far apart, so that a grid is never much larger than what is asked.
+            far = (shift - shifts.min(0)) // [max(len(share.positions) // 4, 8) for share in shares]
+            phase = (*np.rint(shift * 1024).astype(int) % 1024, *far)
+        groups.setdefault(phase, []).append(moment)
+    parts = []
+    for moments in groups.values():
+        steps = np.rint(shifts[moments] - shifts[moments[0]]).astype(int)  # [moments,2]
+        most = steps.max(0)
+        starts = most - steps
+        grid = []
+        for axis, share, shift, extra, furthest, distance in zip(
+            axes, shares, shifts[moments[0]], starts.max(0), most, reaches, strict=True
+        ):
+            positions = share.positions - shift - furthest
+            positions = np.concatenate([positions, positions[-1] + 1 + np.arange(extra)])
+            grid.append(axis.coordinates(share.cell, positions, distance))
+        parts.append(Part(moments, *grid, *starts.T.tolist()))
+    return parts
 
 
 PACKET_BYTES = 512  # that a packet takes beside its data
@@ -201,18 +255,23 @@ def query_points(
     """Evaluate single points of a clip: x, y in source pixels and t in [0,1), each [Q] -> YUV [Q,3] float32."""
     device = decoder.base.device
     out = np.zeros((len(x), 3), np.float32)
+    frames = decoder.config.frames
+    time = t * np.float64(frames) - (frames - 1) / 2
     for row in range(layout.y.count):
         down = layout.y.weights(row, y)
         for column in range(layout.x.count):
             weights = down * layout.x.weights(column, x)
             here = np.flatnonzero(weights)
             if len(here):
+                number = row * layout.x.count + column
+                velocity = layout.velocity(number)
+                along_x, along_y = reach(velocity, frames)
                 q = [
-                    layout.x.coordinates(column, x[here]),
-                    layout.y.coordinates(row, y[here]),
+                    layout.x.coordinates(column, x[here] - velocity[0] * time[here], along_x),
+                    layout.y.coordinates(row, y[here] - velocity[1] * time[here], along_y),
                     t[here].astype(np.float32),
                 ]
-                cell = torch.from_numpy(tokens[row * layout.x.count + column]).to(device)
+                cell = torch.from_numpy(tokens[number]).to(device)
                 pixels = decoder(cell[None], torch.from_numpy(np.stack(q, axis=-1)).to(device))[0].cpu().numpy()
                 out[here] += weights[here, None] * pixels
     return out
@@ -300,7 +359,7 @@ def decode_items(
 ) -> Iterator[Frame | Packet]:
     """Decode clips into frames [3,H',W'] uint8, passing on the packets of `streams` between them, all in file order."""
     check_checkpoint(header, checkpoint)
-    layout = layout_of(header)
+    layout_of(header)  # refused at once if it is impossible
     origin: int | None = None
     held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
     waiting: list[Packet] = []  # until the first clip tells when the video begins
@@ -313,7 +372,7 @@ def decode_items(
         while some := list(islice(moments, header.frames_per_clip)):
             tokens = clip_tokens(clip, header) if tokens is None else tokens
             t = np.array([m.t for m in some], np.float32)
-            pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, t, options)
+            pictures = decode_clip(checkpoint.model.decoder, tokens, layout_of(header, clip), view, t, options)
             yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(some, pictures, strict=True))
 
     for item in items:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from coanerv_codec.bank import encode_bank
-from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, fixed_layout, plan_layout
+from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, find_motion, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.config import Config
 from coanerv_codec.container import Writer
@@ -37,6 +37,7 @@ class EncodeOptions:
     frames: int | None = None  # stop after so many
     refine: int = 0  # steps of token optimisation per cell
     refine_from: str = "encoder"  # or "random", the paper's standalone protocol
+    motion: bool = True  # cells move with what they show
 
 
 @dataclass(frozen=True)
@@ -169,13 +170,15 @@ def encode_video(
         pictures = [frame.yuv for frame in clip]
         pictures += pictures[-1:] * (model.config.frames - len(clip))  # the last clip is padded, and trimmed at decode
         frames = np.stack(pictures)
-        tokens = encode_clip(model.encoder, frames, layout)
+        moving = find_motion(frames, layout, model.config.cell) if options.motion else layout
+        tokens = encode_clip(model.encoder, frames, moving)
         if options.refine:
             tokens = refine_clip(
-                model.decoder, frames, layout, tokens, options.bits, options.refine, options.refine_from
+                model.decoder, frames, moving, tokens, options.bits, options.refine, options.refine_from
             )
         symbols, z, s = quantize(tokens, options.bits)
-        writer.clip([frame.pts for frame in clip], clip[-1].duration, encode_bank(symbols, options.bits, z, s))
+        bank = encode_bank(symbols, options.bits, z, s)
+        writer.clip([frame.pts for frame in clip], clip[-1].duration, bank, moving.velocities)
         done += len(clip)
         started = clip[0].pts if started is None else started
         elapsed = (clip[-1].pts + clip[-1].duration - started) * info.time_base

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from coanerv_codec.bank import encode_bank
-from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, plan_layout, sampling_matrix
+from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, find_motion, plan_layout, sampling_matrix
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader, Writer
 from coanerv_codec.decoding import clip_tokens, decode_clip, layout_of, make_view
@@ -48,6 +48,7 @@ class EvaluateOptions:
     side: int = 256
     overlap: int = DEFAULT_OVERLAP
     refine: int = 0
+    motion: bool = True
 
 
 def read_clip(path: Path, frames: int, side: int) -> np.ndarray | None:
@@ -83,13 +84,14 @@ def code_clip(
     file = io.BytesIO()
     writer = Writer(file, make_header(info, layout, checkpoint))
     symbols, z, s = quantize(tokens, bits)
-    writer.clip(range(frames), 1, encode_bank(symbols, bits, z, s))
+    writer.clip(range(frames), 1, encode_bank(symbols, bits, z, s), layout.velocities)
     writer.finish()
     reader = Reader(io.BytesIO(file.getvalue()))
-    stored = clip_tokens(reader.clip(0), reader.header)
+    record = reader.clip(0)
+    stored = clip_tokens(record, reader.header)
     t = np.arange(frames) / checkpoint.model.config.frames
     return file.tell(), decode_clip(
-        checkpoint.model.decoder, stored, layout_of(reader.header), make_view(width, height), t
+        checkpoint.model.decoder, stored, layout_of(reader.header, record), make_view(width, height), t
     )
 
 
@@ -106,6 +108,8 @@ def evaluate(
         if clip is None:
             continue
         layout = plan_layout(options.side, options.side, config.cell, options.overlap)
+        if options.motion:
+            layout = find_motion(clip, layout, config.cell)
         tokens = encode_clip(checkpoint.model.encoder, clip, layout)
         for bits in options.bits:
             better = tokens

@@ -17,6 +17,7 @@ CHROMA = ("unknown", "gray", "420", "422", "444", "440", "411", "410", "rgb")
 SCAN = ("progressive", "tff", "bff")
 KINDS = ("audio", "subtitle", "data", "attachment")
 SCOPES = ("file", "video")
+MAX_VELOCITY = 2**16  # of a cell, in 1/8 pixel per frame
 KEY, CORRUPT, DISCARD, DISPOSABLE = 1, 2, 4, 8  # packet flags
 
 Pairs = tuple[tuple[str, str], ...]
@@ -99,6 +100,7 @@ class ClipRecord:
     pts: tuple[int, ...]
     last_duration: int
     bank: bytes = field(repr=False)
+    velocities: tuple[tuple[int, int], ...] = ()  # of each cell, (vx, vy) in 1/8 pixel per frame; () if none moves
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +244,12 @@ def clip_bytes(clip: ClipRecord, frame_duration: int) -> bytes:
     deltas = [after - before for before, after in zip(clip.pts, clip.pts[1:], strict=False)]
     even = frame_duration > 0 and all(delta == frame_duration for delta in deltas)
     usual = frame_duration > 0 and clip.last_duration == frame_duration
-    parts = [varint(clip.number), varint(clip.first_frame), varint(len(clip.pts)), bytes((even | usual << 1,))]
+    flags = even | usual << 1 | bool(clip.velocities) << 2
+    parts = [varint(clip.number), varint(clip.first_frame), varint(len(clip.pts)), bytes((flags,))]
     parts += [signed(clip.pts[0])]
     parts += [] if even else map(varint, deltas)
     parts += [] if usual else [varint(clip.last_duration)]
+    parts += [signed(part) for velocity in clip.velocities for part in velocity]
     return b"".join((*parts, clip.bank))
 
 
@@ -258,7 +262,7 @@ def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
     if first_frame + frames > limits.frames:
         raise read.error(f"frame {first_frame + frames - 1} is beyond {limits.frames} frames (limit frames)")
     flags = read.byte()
-    if flags >> 2 or (flags and not header.frame_duration):
+    if flags >> 3 or (flags & 3 and not header.frame_duration):
         raise read.error(
             "reserved flag bits are set, or a nominal duration is referred to that the header does not give"
         )
@@ -268,7 +272,19 @@ def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
     last_duration = header.frame_duration if flags & 2 else read.varint(2**63 - 1, "the last frame's duration")
     if pts[-1] + last_duration >= 2**63:
         raise read.error("timestamps run beyond 64 bits")
-    return ClipRecord(number, first_frame, tuple(pts), last_duration, read.take(read.left))
+    velocities = ()
+    if flags & 4:
+        velocities = tuple((_velocity(read), _velocity(read)) for _ in range(header.columns * header.rows))
+        if not any(map(any, velocities)):
+            raise read.error("it says that cells move, but none does")
+    return ClipRecord(number, first_frame, tuple(pts), last_duration, read.take(read.left), velocities)
+
+
+def _velocity(read: Fields) -> int:
+    value = read.signed()
+    if abs(value) > MAX_VELOCITY:
+        raise read.error(f"a velocity of {value / 8:.0f} pixels per frame, more than {MAX_VELOCITY // 8}")
+    return value
 
 
 def stream_bytes(stream: StreamInfo) -> bytes:

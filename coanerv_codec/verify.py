@@ -124,7 +124,7 @@ def _check_clip(verdict: Verdict, clip: ClipRecord, header: Header, draw, compar
         symbols, _, z, s = decode_bank(clip.bank, header.bank_shape)
         if draw:
             _check_times(clip, header)
-            pictures = draw(dequantize(symbols, z, s), len(clip.pts))
+            pictures = draw(clip, dequantize(symbols, z, s))
             verdict.decoded += len(pictures)
             if compare:
                 compare.clip(clip, header, pictures)
@@ -140,19 +140,19 @@ def _check_times(clip: ClipRecord, header: Header) -> None:
             raise FormatError(f"its time of {float(tick * header.time_base):g} s is beyond what a player can show")
 
 
-def _drawer(header: Header, checkpoint: "Checkpoint") -> "Callable[[np.ndarray, int], np.ndarray]":
-    """Return what turns a clip's tokens into its first n pictures [n,3,H,W] uint8, and checks that they are such."""
+def _drawer(header: Header, checkpoint: "Checkpoint") -> "Callable[[ClipRecord, np.ndarray], np.ndarray]":
+    """Return what turns a clip with n frames and its tokens into pictures [n,3,H,W] uint8, and checks that they are such."""
     import numpy as np
 
     from coanerv_codec.decoding import decode_clip, layout_of, make_view
 
-    layout = layout_of(header)
     # The file's own size is within the limits that its header was read with.
     view = make_view(header.width, header.height, limits=Limits(side=2**62, pixels=2**62))
 
-    def draw(tokens: np.ndarray, count: int) -> np.ndarray:
+    def draw(clip: ClipRecord, tokens: np.ndarray) -> np.ndarray:
+        count = len(clip.pts)
         moments = np.arange(count) / header.frames_per_clip
-        pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, moments)
+        pictures = decode_clip(checkpoint.model.decoder, tokens, layout_of(header, clip), view, moments)
         if pictures.shape != (count, 3, header.height, header.width) or pictures.dtype != np.uint8:
             raise FormatError(f"decodes to {pictures.dtype} {pictures.shape}, not to {count} pictures")
         return pictures

@@ -25,7 +25,7 @@ def main() -> None:
         same = "the same" if files[-1] == files[0] else "other"
         print(f"{count} threads: {same} bytes, {(changed > 0).sum()} of {changed.size} symbols differ")
     reader, found = clips(files[0])
-    tokens, layout = clip_tokens(found[0], reader.header), layout_of(reader.header)
+    tokens, layout = clip_tokens(found[0], reader.header), layout_of(reader.header, found[0])
     view, t = make_view(384, 256, crop=(100, 60, 128, 96)), np.arange(8, dtype=np.float32) / 8
 
     def pixels(count: int = 1, **options: object) -> np.ndarray:

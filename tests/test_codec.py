@@ -264,13 +264,13 @@ def test_a_crop_is_that_part_of_the_picture(checkpoint, tokens, crop):
 
 def test_work_is_proportional_to_what_is_asked(checkpoint, tokens, monkeypatch):
     asked = []
-    original = decoding.decode_grid
+    original = decoding.decode_grids
 
-    def counted(decoder, tokens, x, y, t, **options):
-        asked.append(x.shape[1] * y.shape[1] * len(t))
-        return original(decoder, tokens, x, y, t, **options)
+    def counted(decoder, tokens, grids, **options):
+        asked.extend(len(x) * len(y) * len(t) for x, y, t in grids)
+        return original(decoder, tokens, grids, **options)
 
-    monkeypatch.setattr(decoding, "decode_grid", counted)
+    monkeypatch.setattr(decoding, "decode_grids", counted)
 
     def queries(t=MOMENTS, **view) -> int:
         asked.clear()

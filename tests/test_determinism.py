@@ -107,7 +107,7 @@ def test_pixels_are_within_one_code_value_however_they_are_computed(checkpoint, 
     def pixels(count: int = 1, **options: object) -> np.ndarray:
         with threads(count):
             return decode_clip(
-                chosen.model.decoder, tokens, layout_of(header), view, t, EngineOptions(**options)
+                chosen.model.decoder, tokens, layout_of(header, found[0]), view, t, EngineOptions(**options)
             ).astype(int)
 
     expected = pixels()

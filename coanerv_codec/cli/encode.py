@@ -32,6 +32,7 @@ from coanerv_codec.cli.shared import (
 @click.option("--overlap", type=click.IntRange(0, 255), default=None, help="Pixels that neighbouring cells share.")
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens: slow, better.")
 @click.option("--refine-from", type=click.Choice(["encoder", "random"]), default="encoder", show_default=True)
+@click.option("--motion/--no-motion", default=True, show_default=True, help="Let cells move with what they show.")
 @click.option("--frames", type=click.IntRange(1), help="Encode only the first frames.")
 @click.option("--no-audio", is_flag=True, help="Leave out sound and subtitles.")
 @checkpoint_option
@@ -47,6 +48,7 @@ def command(
     overlap,
     refine,
     refine_from,
+    motion,
     frames,
     no_audio,
     checkpoint,
@@ -76,6 +78,7 @@ def command(
         frames=frames,
         refine=refine,
         refine_from=refine_from,
+        motion=motion,
     )
     began = time.monotonic()
     with progress_bar(quiet) as bar:
