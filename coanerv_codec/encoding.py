@@ -8,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from coanerv_codec.bank import encode_bank
+from coanerv_codec.bank import DEFAULT_CODER, encode_bank
 from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.config import Config
@@ -37,6 +37,7 @@ class EncodeOptions:
     frames: int | None = None  # stop after so many
     refine: int = 0  # steps of token optimisation per cell
     refine_from: str = "encoder"  # or "random", the paper's standalone protocol
+    coder: str = DEFAULT_CODER  # or "huffman", the paper's
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def encode_video(
                 model.decoder, frames, layout, tokens, options.bits, options.refine, options.refine_from
             )
         symbols, z, s = quantize(tokens, options.bits)
-        writer.clip([frame.pts for frame in clip], clip[-1].duration, encode_bank(symbols, options.bits, z, s))
+        bank = encode_bank(symbols, options.bits, z, s, options.coder, model.config.hints)
+        writer.clip([frame.pts for frame in clip], clip[-1].duration, bank)
         done += len(clip)
         started = clip[0].pts if started is None else started
         elapsed = (clip[-1].pts + clip[-1].duration - started) * info.time_base

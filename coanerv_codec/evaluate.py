@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coanerv_codec.bank import encode_bank
+from coanerv_codec.bank import DEFAULT_CODER, encode_bank
 from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, plan_layout, sampling_matrix
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader, Writer
@@ -48,6 +48,7 @@ class EvaluateOptions:
     side: int = 256
     overlap: int = DEFAULT_OVERLAP
     refine: int = 0
+    coder: str = DEFAULT_CODER
 
 
 def read_clip(path: Path, frames: int, side: int) -> np.ndarray | None:
@@ -75,7 +76,7 @@ def _resize(clip: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def code_clip(
-    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout
+    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout, coder: str = DEFAULT_CODER
 ) -> tuple[int, np.ndarray]:
     """Store a clip's tokens in a complete file and decode that: returns its bytes and the frames [F,3,H,W] uint8."""
     frames, _, height, width = clip.shape
@@ -83,7 +84,7 @@ def code_clip(
     file = io.BytesIO()
     writer = Writer(file, make_header(info, layout, checkpoint))
     symbols, z, s = quantize(tokens, bits)
-    writer.clip(range(frames), 1, encode_bank(symbols, bits, z, s))
+    writer.clip(range(frames), 1, encode_bank(symbols, bits, z, s, coder, checkpoint.model.config.hints))
     writer.finish()
     reader = Reader(io.BytesIO(file.getvalue()))
     stored = clip_tokens(reader.clip(0), reader.header)
@@ -111,7 +112,7 @@ def evaluate(
             better = tokens
             if options.refine:
                 better = refine_clip(checkpoint.model.decoder, clip, layout, tokens, bits, options.refine)
-            size, result = code_clip(clip, better, checkpoint, bits, layout)
+            size, result = code_clip(clip, better, checkpoint, bits, layout, options.coder)
             a, b = (torch.from_numpy(x).float() / 255 for x in (clip, result))
             score = Score(path.name, bits, size, psnr(a, b), ssim(a, b), ms_ssim(a, b))
             keep(score, clip, result)

@@ -6,6 +6,7 @@ import click
 
 from coanerv_codec.cli.shared import (
     checkpoint_option,
+    coder_option,
     device_option,
     load_model,
     overwrite_option,
@@ -25,13 +26,14 @@ from coanerv_codec.cli.shared import (
     type=click.IntRange(2, 8),
     default=6,
     show_default=True,
-    help="Bits per token value before Huffman coding.",
+    help="Bits per token value before entropy coding.",
 )
 @click.option("--fit", is_flag=True, help="Put the whole picture into one cell: the smallest file.")
 @click.option("--cells", metavar="CxR", help="Columns x rows of cells [default: cells of about their native size].")
 @click.option("--overlap", type=click.IntRange(0, 255), default=None, help="Pixels that neighbouring cells share.")
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens: slow, better.")
 @click.option("--refine-from", type=click.Choice(["encoder", "random"]), default="encoder", show_default=True)
+@coder_option
 @click.option("--frames", type=click.IntRange(1), help="Encode only the first frames.")
 @click.option("--no-audio", is_flag=True, help="Leave out sound and subtitles.")
 @checkpoint_option
@@ -47,6 +49,7 @@ def command(
     overlap,
     refine,
     refine_from,
+    coder,
     frames,
     no_audio,
     checkpoint,
@@ -76,6 +79,7 @@ def command(
         frames=frames,
         refine=refine,
         refine_from=refine_from,
+        coder=coder,
     )
     began = time.monotonic()
     with progress_bar(quiet) as bar:

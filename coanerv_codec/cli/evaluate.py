@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from coanerv_codec.atomic import write_whole
-from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, progress_bar, quiet_option
+from coanerv_codec.cli.shared import (
+    checkpoint_option,
+    coder_option,
+    device_option,
+    load_model,
+    progress_bar,
+    quiet_option,
+)
 
 
 def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
@@ -26,6 +33,7 @@ def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
 @click.option("--side", type=click.IntRange(16), default=256, show_default=True, help="Side of the centre square.")
 @click.option("--overlap", type=click.IntRange(0, 255), help="Pixels that neighbouring cells share.")
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens of each clip.")
+@coder_option
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every score and the means as JSON.")
 @click.option(
     "--pictures", type=click.Path(path_type=Path), help="Folder for pictures of the best and the worst clips."
@@ -33,7 +41,7 @@ def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
 @checkpoint_option
 @device_option
 @quiet_option
-def command(data, bits, side, overlap, refine, json_path, pictures, checkpoint, device, quiet):
+def command(data, bits, side, overlap, refine, coder, json_path, pictures, checkpoint, device, quiet):
     """Measure PSNR, SSIM and MS-SSIM (normalised YUV) and real file bytes over a folder of videos.
 
     \b
@@ -44,13 +52,12 @@ def command(data, bits, side, overlap, refine, json_path, pictures, checkpoint, 
     from rich.console import Console
     from rich.table import Table
 
+    from coanerv_codec.cells import DEFAULT_OVERLAP
     from coanerv_codec.corpus import VIDEO_SUFFIXES, list_media
     from coanerv_codec.evaluate import EvaluateOptions, average, evaluate
 
     loaded = load_model(checkpoint, device)
-    options = EvaluateOptions(bits, side, refine=refine)
-    if overlap is not None:
-        options = EvaluateOptions(bits, side, overlap, refine)
+    options = EvaluateOptions(bits, side, DEFAULT_OVERLAP if overlap is None else overlap, refine, coder)
     files = [f for f in list_media(data) if f.suffix.lower() in VIDEO_SUFFIXES]
     extremes = _Extremes()
     with progress_bar(quiet) as bar:
