@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from coanerv_codec import contexts, fields
-from coanerv_codec.contexts import CLASSES, MIDDLE, Given, Model, Pass, levels, mean_steps, passes, predict
+from coanerv_codec.contexts import CLASSES, MIDDLE, Given, Model, levels, mean_steps
 from coanerv_codec.rans import Unpacker, lanes_for
+from coanerv_codec.token_order import Pass, passes, predict
 
 MAX_TOKENS = 1 << 20  # in a bank: bounds the memory that contexts take
 MAX_SWITCHES = 3

@@ -19,6 +19,7 @@ import numpy as np
 
 from coanerv_codec.errors import FormatError
 from coanerv_codec.rans import SLOTS, Packer, Unpacker
+from coanerv_codec.token_order import Pass, passes, predict
 
 CLASSES = 30  # class k has the mean magnitude 2^((k - 14) / 2)
 DEAD = 0  # as a mean: all residuals are zero, nothing is coded
@@ -32,7 +33,6 @@ OWN, NEAR = 8, 16  # weights of a token's size in another channel, and of a neig
 MEMORY = 4  # activity loses 1/16 with each channel
 START = OWN * UNIT
 WEIGHT, COUNT = 1 << 14, 32  # sum of a table's counts at the start, and what a symbol adds
-DIAGONAL, STRAIGHT = ((-1, -1), (-1, 1), (1, -1), (1, 1)), ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 class Model(NamedTuple):
@@ -44,14 +44,6 @@ class Model(NamedTuple):
     switches: tuple[tuple[int, int, int], ...] = ()
     smooth: tuple[int, ...] = ()
     spread: int = 0  # class of the table for the means
-
-
-class Pass(NamedTuple):
-    """Tokens [n] that are coded together, and for each its k neighbours that are known: [k, n], T where there is none."""
-
-    tokens: np.ndarray
-    neighbours: np.ndarray
-    known: np.ndarray  # how many there are [n]
 
 
 class Tables:
@@ -133,7 +125,7 @@ def walk(model: Model, shape: tuple[int, int, int], coder: Writer | Reader, give
     board, lattice = passes(cells, tokens, model.row)
     modes = _code_modes(model, lattice, cells * tokens, coder, given)
     means = _code_means(model, d, coder, given)
-    tables = Tables(geometric(1 << model.bits).copy())
+    tables = Tables(geometric(1 << model.bits))
     activity, expected = np.full(cells * tokens, START), START
     symbols = np.empty((d, cells * tokens), np.uint8)
     smooth_channels = set(model.smooth)
@@ -207,23 +199,14 @@ def levels(model: Model, modes: np.ndarray, channel: int) -> np.ndarray:
     return np.full(len(modes), model.level)
 
 
-def predict(values: np.ndarray, part: Pass) -> np.ndarray:
-    """The mean of the known neighbours of a pass, halves rounded up: values [..., T + 1], the last 0, to [..., n]."""
-    if not len(part.neighbours):
-        return np.zeros((*values.shape[:-1], len(part.tokens)), np.int64)
-    total = values[..., part.neighbours].sum(axis=-2)
-    return (2 * total + part.known) // np.maximum(2 * part.known, 1)
-
-
 def _code_modes(
     model: Model, lattice: list[Pass], count: int, coder: Writer | Reader, given: Given | None
 ) -> np.ndarray:
     """The mode of each token [T]: a bit per switch, in the context of the earlier bits and of its neighbours' bits."""
     modes = np.zeros(count, np.int64)
     for i in range(len(model.switches)):
-        likely = np.tile(
-            np.arange(1, 10), 1 << i
-        )  # of set bits in classes 9 * earlier bits + 4 + set - unset neighbours
+        # Class 9 * earlier bits + 4 + set - unset neighbours; the more are set, the likelier is another.
+        likely = np.tile(np.arange(1, 10), 1 << i)
         tables = Tables(16 * np.stack((10 - likely, likely), axis=1))
         bit = np.zeros(count + 1, np.int64)
         for part in lattice:
@@ -236,7 +219,7 @@ def _code_modes(
 
 def _code_means(model: Model, d: int, coder: Writer | Reader, given: Given | None) -> np.ndarray:
     """M [modes, d]: in the first mode as differences along the channels, in others from the mode before."""
-    tables = Tables(geometric(MEANS)[model.spread : model.spread + 1].copy())
+    tables = Tables(geometric(MEANS)[model.spread : model.spread + 1])
     means = np.empty((1 << len(model.switches), d), np.int64)
     classes = np.zeros(d, np.int64)
     for m in range(len(means)):
@@ -252,43 +235,3 @@ def _code_means(model: Model, d: int, coder: Writer | Reader, given: Given | Non
 def mean_steps(means: np.ndarray, mode: int) -> np.ndarray:
     """What is coded of the means of a mode [d]."""
     return means[mode] - means[mode - 1] if mode else np.diff(means[0], prepend=MIDDLE)
-
-
-@lru_cache(maxsize=2)
-def passes(cells: int, tokens: int, row: int) -> tuple[list[Pass], list[Pass]]:
-    """The order in which the tokens of a channel are coded: the passes of usual channels, and those of smooth ones."""
-    if not row:
-        every = [Pass(np.arange(cells * tokens), np.zeros((0, cells * tokens), np.int64), np.zeros(1, np.int64))]
-        return every, every
-    y, x = np.divmod(np.arange(tokens), row)
-    odd = (x + y) % 2 == 1
-    even = (x % 2 == 0) & (y % 2 == 0)
-    corner, middle = (x % 4 == 0) & (y % 4 == 0), (x % 4 == 2) & (y % 4 == 2)
-    board = ((~odd, 0, ()), (odd, 1, STRAIGHT))
-    lattice = (
-        (corner, 0, ()),
-        (middle, 2, DIAGONAL),
-        (even & ~corner & ~middle, 2, STRAIGHT),
-        (~odd & ~even, 1, DIAGONAL),
-        (odd, 1, STRAIGHT),
-    )
-    return tuple(
-        [_make_pass(cells, tokens, row, *part) for part in order if part[0].any()] for order in (board, lattice)
-    )
-
-
-def _make_pass(
-    cells: int, tokens: int, row: int, chosen: np.ndarray, distance: int, directions: tuple[tuple[int, int], ...]
-) -> Pass:
-    """The chosen tokens [N] of every cell, and their neighbours so far away in some directions (rows, columns)."""
-    inside = np.flatnonzero(chosen)
-    y, x = np.divmod(inside, row)
-    first = tokens * np.arange(cells)[:, None]
-    neighbours, known = [], np.zeros(len(inside), np.int64)
-    for down, right in directions:
-        there_y, there_x = y + distance * down, x + distance * right
-        there = (there_y >= 0) & (there_y < tokens // row) & (there_x >= 0) & (there_x < row)
-        neighbours.append(np.where(there, first + there_y * row + there_x, cells * tokens).ravel())
-        known += there
-    count = cells * len(inside)
-    return Pass((first + inside).ravel(), np.array(neighbours, np.int64).reshape(-1, count), np.tile(known, cells))

@@ -2,8 +2,9 @@
 
 A symbol of frequency f whose interval begins at c takes a state x to (x div f) * 2^14 + x mod f + c. States are kept in
 [2^16, 2^32) by moving 16-bit words out and in. Symbols come in blocks; the symbols of a block go to the lanes 0, 1, ...
-in turn, so that numpy does one step of all lanes at a time. The packer works backwards, so that the unpacker, which may
-choose each block's frequencies from what it has read before, works forwards. `docs/format.md` has the layout.
+in turn, so that numpy does one step of all lanes at a time. (Few symbols have one lane, in a plain loop.) The packer works
+backwards, so that the unpacker, which may choose each block's frequencies from what it has read before, works forwards.
+`docs/format.md` has the layout.
 """
 
 from bisect import bisect_right
