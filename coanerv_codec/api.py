@@ -8,6 +8,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from coanerv_codec.atomic import atomic_path
+from coanerv_codec.bank import DEFAULT_CODER
 from coanerv_codec.cells import DEFAULT_OVERLAP
 from coanerv_codec.checkpoint import Checkpoint, find_checkpoint, load_checkpoint
 from coanerv_codec.color import ColorTags, to_model, yuv_to_rgb
@@ -37,13 +38,14 @@ def encode(
     bits: int = 6,
     fit: bool = False,
     overlap: int = DEFAULT_OVERLAP,
+    coder: str = DEFAULT_CODER,
     fps: Fraction | int = 25,
     checkpoint: str | Path | None = None,
     device: str = "auto",
     overwrite: bool = False,
 ) -> None:
     """Encode a video file, or RGB pictures (uint8 [H, W, 3], shown at `fps`), into a `.coa` file."""
-    options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap)
+    options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap, coder=coder)
     loaded = _load(checkpoint, None, device)
     if isinstance(source, str | Path):
         encode_file(source, output, lambda: loaded, options, overwrite=overwrite)

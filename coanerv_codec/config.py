@@ -8,6 +8,8 @@ import json
 import math
 from dataclasses import dataclass
 
+from coanerv_codec.bank import Hints
+
 RETRIEVALS = ("temperature", "lal")
 MIXER_HEAD_DIM = 32  # width of a head of the mixer's attention
 
@@ -89,6 +91,11 @@ class Config:
     def patches(self) -> int:
         """N_p, patch tokens per cell and clip."""
         return self.frames * (self.cell // self.patch) ** 2
+
+    @property
+    def hints(self) -> Hints:
+        """What the entropy coder should know of the tokens: their grid, and the mode that carriers put last."""
+        return Hints(self.grid[0], (self.token_dim - 1,) if self.carriers else ())
 
     @property
     def spatial_frequencies(self) -> int:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 import numpy as np
 import torch
 
-from coanerv_codec.bank import encode_bank
+from coanerv_codec.bank import DEFAULT_CODER, encode_bank
 from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, find_motion, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.config import Config
@@ -38,6 +38,7 @@ class EncodeOptions:
     refine: int = 0  # steps of token optimisation per cell
     refine_from: str = "encoder"  # or "random", the paper's standalone protocol
     motion: bool = True  # cells move with what they show
+    coder: str = DEFAULT_CODER  # or "huffman", the paper's
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def encode_video(
                 model.decoder, frames, moving, tokens, options.bits, options.refine, options.refine_from
             )
         symbols, z, s = quantize(tokens, options.bits)
-        bank = encode_bank(symbols, options.bits, z, s)
+        bank = encode_bank(symbols, options.bits, z, s, options.coder, model.config.hints)
         writer.clip([frame.pts for frame in clip], clip[-1].duration, bank, moving.velocities)
         done += len(clip)
         started = clip[0].pts if started is None else started

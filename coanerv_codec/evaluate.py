@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coanerv_codec.bank import encode_bank
+from coanerv_codec.bank import DEFAULT_CODER, encode_bank
 from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, find_motion, plan_layout, sampling_matrix
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader, Writer
@@ -49,6 +49,7 @@ class EvaluateOptions:
     overlap: int = DEFAULT_OVERLAP
     refine: int = 0
     motion: bool = True
+    coder: str = DEFAULT_CODER
 
 
 def read_clip(path: Path, frames: int, side: int) -> np.ndarray | None:
@@ -76,7 +77,7 @@ def _resize(clip: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def code_clip(
-    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout
+    clip: np.ndarray, tokens: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout, coder: str = DEFAULT_CODER
 ) -> tuple[int, np.ndarray]:
     """Store a clip's tokens in a complete file and decode that: returns its bytes and the frames [F,3,H,W] uint8."""
     frames, _, height, width = clip.shape
@@ -84,7 +85,8 @@ def code_clip(
     file = io.BytesIO()
     writer = Writer(file, make_header(info, layout, checkpoint))
     symbols, z, s = quantize(tokens, bits)
-    writer.clip(range(frames), 1, encode_bank(symbols, bits, z, s), layout.velocities)
+    bank = encode_bank(symbols, bits, z, s, coder, checkpoint.model.config.hints)
+    writer.clip(range(frames), 1, bank, layout.velocities)
     writer.finish()
     reader = Reader(io.BytesIO(file.getvalue()))
     record = reader.clip(0)
@@ -115,7 +117,7 @@ def evaluate(
             better = tokens
             if options.refine:
                 better = refine_clip(checkpoint.model.decoder, clip, layout, tokens, bits, options.refine)
-            size, result = code_clip(clip, better, checkpoint, bits, layout)
+            size, result = code_clip(clip, better, checkpoint, bits, layout, options.coder)
             a, b = (torch.from_numpy(x).float() / 255 for x in (clip, result))
             score = Score(path.name, bits, size, psnr(a, b), ssim(a, b), ms_ssim(a, b))
             keep(score, clip, result)

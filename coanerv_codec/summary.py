@@ -21,18 +21,18 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
     part_of = {b"strm": "streams", b"pckt": "packets", b"meta": "metadata"}
     part_of |= {b"indx": "index", b"TAIL": "index", b"head": "header"}
     clips = frames = packets = 0
-    bits, start, end = set(), None, 0
+    coders, bits, start, end = set(), set(), None, 0
     metadata: dict[str, dict[str, str]] = {scope: {} for scope in records.SCOPES}
     for chunk, item in reader.chunks():
         sizes["framing"] += FRAMING
         if isinstance(item, ClipRecord):
-            bank = parse_bank(item.bank, header.token_dim)
-            symbols = sum(map(len, bank.segments))
-            sizes["symbols"] += symbols
-            sizes["tables"] += len(item.bank) - symbols
+            bank = parse_bank(item.bank, header.bank_shape)
+            sizes["symbols"] += bank.coded.symbol_bytes
+            sizes["tables"] += len(item.bank) - bank.coded.symbol_bytes
             sizes["timestamps"] += len(chunk.payload) - len(item.bank)
             clips, frames = clips + 1, frames + len(item.pts)
             bits.add(bank.bits)
+            coders.add(bank.coder)
             start = item.pts[0] if start is None else start
             end = item.pts[-1] + item.last_duration
             continue
@@ -55,6 +55,7 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
         "time_base": str(header.time_base),
         "tokens": {
             "bits": sorted(bits),
+            "coders": sorted(coders),
             "frames_per_clip": header.frames_per_clip,
             "per_cell": header.tokens,
             "dim": header.token_dim,

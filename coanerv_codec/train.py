@@ -274,7 +274,7 @@ def validate(model: CoANeRV, clips: Tensor, owners: list[int]) -> tuple[float, f
         predicted = model.decoder.at(tokens, xy.expand(len(cells), -1, -1), t).clamp(0, 1).cpu()
         mse = (predicted - pixels_at(cells, asked.expand(len(cells), -1))).square().mean().item()
         total_psnr -= 10 * math.log10(max(mse, 1e-10))
-        total_kilobytes += len(encode_bank(symbols, RATE_BITS, z, s)) / 1000
+        total_kilobytes += len(encode_bank(symbols, RATE_BITS, z, s, hints=c.hints)) / 1000
     return total_psnr, total_kilobytes
 
 

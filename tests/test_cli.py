@@ -200,6 +200,23 @@ def test_bits(cli, clip, tmp_path):
     assert sizes == sorted(set(sizes))
 
 
+def test_coders_give_the_same_pictures(cli, clip, tmp_path):
+    pictures = {}
+    for coder, options in (
+        ("contexts", ()),
+        ("contexts", ("--coder", "contexts")),
+        ("huffman", ("--coder", "huffman")),
+    ):
+        path = tmp_path / "a.coa"
+        assert cli("encode", clip, "-o", path, "-y", *options).code == 0
+        assert facts(cli, path)["tokens"]["coders"] == [coder]
+        assert f"{coder} coded" in cli("info", path).out.decode()
+        assert cli("decode", path, "-o", tmp_path / "a.y4m", "-y", "-q").code == 0
+        pictures[options] = (tmp_path / "a.y4m").read_bytes()
+    assert len(set(pictures.values())) == 1
+    assert cli("encode", clip, "-o", path, "-y", "--coder", "zip").code == 2
+
+
 def test_fit_cells_and_overlap(cli, clip, tmp_path):
     layouts = {
         ("--overlap", "8"): (3, 2, 8),
@@ -552,6 +569,10 @@ def test_evaluate(cli, tmp_path):
         assert found["means"][0][key] == pytest.approx(np.mean([s[key] for s in found["scores"] if s["bits"] == 8]))
     assert found["means"][0]["bytes"] > found["means"][1]["bytes"]
     assert len(left_in(pictures)) == 4
+    assert cli("evaluate", "--data", data, *arguments, "--coder", "huffman").code == 0
+    paper = json.loads(scores.read_text())
+    assert paper["means"][1]["psnr"] == found["means"][1]["psnr"]
+    assert paper["means"][1]["bytes"] != found["means"][1]["bytes"]
     (data / "a.mp4").unlink()
     (data / "b.mp4").unlink()
     refused(cli("evaluate", "--data", data, "--side", 48), 3, "long enough")

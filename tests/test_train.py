@@ -571,7 +571,7 @@ def test_validation_is_psnr_and_size_of_quantized_tokens(corpus, config, monkeyp
     monkeypatch.setattr(training, "VALID_POSITIONS", 20_000)  # nearly every pixel, some of them often
     cells = clips[:4].float() / 255
     symbols, z, s = quantize(model.encoder(cells).numpy(), 6)
-    bank = encode_bank(symbols, 6, z, s)
+    bank = encode_bank(symbols, 6, z, s, hints=config.hints)
     psnr, kilobytes = training.validate(model, clips[:4], [0] * 4)
     assert kilobytes == len(bank) / 1000
     symbols, _, z, s = decode_bank(bank, (4, config.tokens, config.token_dim))

@@ -6,6 +6,7 @@ import click
 
 from coanerv_codec.cli.shared import (
     checkpoint_option,
+    coder_option,
     device_option,
     load_model,
     overwrite_option,
@@ -25,7 +26,7 @@ from coanerv_codec.cli.shared import (
     type=click.IntRange(2, 8),
     default=6,
     show_default=True,
-    help="Bits per token value before Huffman coding.",
+    help="Bits per token value before entropy coding.",
 )
 @click.option("--fit", is_flag=True, help="Put the whole picture into one cell: the smallest file.")
 @click.option("--cells", metavar="CxR", help="Columns x rows of cells [default: cells of about their native size].")
@@ -33,6 +34,7 @@ from coanerv_codec.cli.shared import (
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens: slow, better.")
 @click.option("--refine-from", type=click.Choice(["encoder", "random"]), default="encoder", show_default=True)
 @click.option("--motion/--no-motion", default=True, show_default=True, help="Let cells move with what they show.")
+@coder_option
 @click.option("--frames", type=click.IntRange(1), help="Encode only the first frames.")
 @click.option("--no-audio", is_flag=True, help="Leave out sound and subtitles.")
 @checkpoint_option
@@ -49,6 +51,7 @@ def command(
     refine,
     refine_from,
     motion,
+    coder,
     frames,
     no_audio,
     checkpoint,
@@ -79,6 +82,7 @@ def command(
         refine=refine,
         refine_from=refine_from,
         motion=motion,
+        coder=coder,
     )
     began = time.monotonic()
     with progress_bar(quiet) as bar:

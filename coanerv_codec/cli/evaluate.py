@@ -7,7 +7,14 @@ from pathlib import Path
 import click
 
 from coanerv_codec.atomic import write_whole
-from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, progress_bar, quiet_option
+from coanerv_codec.cli.shared import (
+    checkpoint_option,
+    coder_option,
+    device_option,
+    load_model,
+    progress_bar,
+    quiet_option,
+)
 
 
 def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
@@ -27,6 +34,7 @@ def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
 @click.option("--overlap", type=click.IntRange(0, 255), help="Pixels that neighbouring cells share.")
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens of each clip.")
 @click.option("--motion/--no-motion", default=True, show_default=True, help="Let cells move with what they show.")
+@coder_option
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every score and the means as JSON.")
 @click.option(
     "--pictures", type=click.Path(path_type=Path), help="Folder for pictures of the best and the worst clips."
@@ -34,7 +42,7 @@ def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
 @checkpoint_option
 @device_option
 @quiet_option
-def command(data, bits, side, overlap, refine, motion, json_path, pictures, checkpoint, device, quiet):
+def command(data, bits, side, overlap, refine, motion, coder, json_path, pictures, checkpoint, device, quiet):
     """Measure PSNR, SSIM and MS-SSIM (normalised YUV) and real file bytes over a folder of videos.
 
     \b
@@ -50,7 +58,7 @@ def command(data, bits, side, overlap, refine, motion, json_path, pictures, chec
     from coanerv_codec.evaluate import EvaluateOptions, average, evaluate
 
     loaded = load_model(checkpoint, device)
-    options = EvaluateOptions(bits, side, DEFAULT_OVERLAP if overlap is None else overlap, refine, motion)
+    options = EvaluateOptions(bits, side, DEFAULT_OVERLAP if overlap is None else overlap, refine, motion, coder)
     files = [f for f in list_media(data) if f.suffix.lower() in VIDEO_SUFFIXES]
     extremes = _Extremes()
     with progress_bar(quiet) as bar:

@@ -46,7 +46,8 @@ def _lines(source: Path, facts: dict) -> Iterator[str]:
     yield f"  picture     {facts['width']}x{facts['height']}, {facts['frames']} frames{rate}, {facts['duration']:.3f} s"
     yield (
         f"  tokens      {cells['columns']}x{cells['rows']} cells of {tokens['per_cell']}x{tokens['dim']} per "
-        f"{tokens['frames_per_clip']} frames, {'/'.join(map(str, tokens['bits']))} bits, overlap {cells['overlap']}"
+        f"{tokens['frames_per_clip']} frames, {'/'.join(map(str, tokens['bits']))} bits, "
+        f"{'/'.join(tokens['coders']) or 'none'} coded, overlap {cells['overlap']}"
     )
     yield f"  checkpoint  {facts['checkpoint']['name']} (decoder {facts['checkpoint']['sha256'][:16]})"
     for stream in facts["streams"]:

@@ -13,6 +13,13 @@ checkpoint_option = click.option(
     help="Checkpoint file [default: $COANERV_CHECKPOINT, or the shipped one].",
 )
 device_option = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+coder_option = click.option(
+    "--coder",
+    type=click.Choice(["contexts", "huffman"]),
+    default="contexts",
+    show_default=True,
+    help="Entropy coder: contexts is smaller, huffman is the paper's.",
+)
 overwrite_option = click.option("-y", "--overwrite", is_flag=True, help="Overwrite an existing output.")
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="No progress, no summary; errors and warnings still show."

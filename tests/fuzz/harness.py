@@ -29,7 +29,7 @@ with atheris.instrument_imports(include=["coanerv_codec"]):
     from coanerv_codec.summary import summary
     from coanerv_codec.verify import verify
 
-SHAPES = ((1, 3, 4), (4, 2, 9), (1, 24, 18))  # the shapes of the seeds' banks
+SHAPES = ((1, 3, 4), (4, 2, 9), (1, 24, 18), (2, 12, 4), (2, 24, 19))  # the shapes of the seeds' banks
 parser = targets.Parser()
 folder = Path(tempfile.mkdtemp())
 

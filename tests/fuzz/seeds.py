@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from coanerv_codec import records
-from coanerv_codec.bank import encode_bank, parse_bank
+from coanerv_codec.bank import CONTEXTS, HUFFMAN, NO_HINTS, Hints, encode_bank, parse_bank
 from coanerv_codec.container import DEFAULT_LIMITS, FRAMING, SIGNATURE, Header, Metadata, Packet, StreamInfo, Writer
 from coanerv_codec.fields import Fields
 from coanerv_codec.quantizer import quantize
@@ -99,7 +99,7 @@ def cut(name: str, data: bytes) -> Seed:
                 header = record if kind == b"HEAD" else header
         if kind == b"CLIP":
             with watched() as inside:
-                parse_bank(clip.bank, header.token_dim)
+                parse_bank(clip.bank, header.bank_shape)
             ahead = length - len(clip.bank)
             spans += [Span(start + ahead, end + ahead, kind) for start, end, kind in inside]
             tables = inside[3].end + ahead  # behind coder, bits, z and s come the map and the tables, byte by byte
@@ -129,7 +129,16 @@ def header(**fields) -> Header:
     return Header(**common | fields)
 
 
-def write(head: Header, clips: int, *, sound: bool = False, bits: int = 3, uneven: bool = False) -> bytes:
+def write(
+    head: Header,
+    clips: int,
+    *,
+    sound: bool = False,
+    bits: int = 3,
+    uneven: bool = False,
+    coder: str = HUFFMAN,
+    hints: Hints = NO_HINTS,
+) -> bytes:
     """A whole file with random tokens."""
     file, rng = io.BytesIO(), np.random.default_rng(clips)
     writer = Writer(file, head)
@@ -154,7 +163,7 @@ def write(head: Header, clips: int, *, sound: bool = False, bits: int = 3, uneve
         spread = np.exp(rng.normal(0, 1, head.token_dim))
         symbols, z, s = quantize((rng.laplace(0, 1, head.bank_shape) * spread).astype(np.float32), bits)
         times = [at + (3 * i + i % 2 if uneven else i) for i in range(head.frames_per_clip)]
-        writer.clip(times, 1, encode_bank(symbols, bits, z, s))
+        writer.clip(times, 1, encode_bank(symbols, bits, z, s, coder, hints))
         at = times[-1] + 1
     writer.finish()
     return file.getvalue()
@@ -169,6 +178,8 @@ def format_seeds() -> list[Seed]:
         "sound": write(header(), 2, sound=True),
         "uneven": write(header(frame_duration=0), 2, uneven=True),
         "cells": write(header(columns=2, rows=2, overlap=2, tokens=2, token_dim=9), 2, bits=8),
+        "contexts": write(header(), 2, coder=CONTEXTS),
+        "contexts-hints": write(header(columns=2, tokens=12), 3, bits=5, coder=CONTEXTS, hints=Hints(3, (1, 3))),
     }
     golden = {path.stem: path.read_bytes() for path in sorted(GOLDEN.glob("*.coa"))}
     return [cut(name, data) for name, data in (made | golden).items()]
@@ -183,6 +194,7 @@ def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
         "picture-sound": write(header(**common, width=4, height=4, chroma="444", rotation=90), 2, sound=True, bits=6),
         "picture-uneven": write(header(**common, width=5, height=3, frame_duration=0, frame_rate=Fraction(0)), 2, uneven=True),
         "picture-cells": write(header(**common, width=16, height=8, columns=2, overlap=2, chroma="rgb"), 1, bits=4),
+        "picture-contexts": write(header(**common, width=6, height=4), 2, bits=6, coder=CONTEXTS, hints=config.hints),
     }  # fmt: skip
     return [cut(name, data) for name, data in made.items()]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coanerv_codec.bank import decode_bank, encode_bank
+from coanerv_codec.bank import CONTEXTS, HUFFMAN, Hints, decode_bank, encode_bank
 from coanerv_codec.container import ClipRecord, Header, Metadata, Packet, Reader, StreamInfo, Writer
 from coanerv_codec.quantizer import dequantize, quantize
 
@@ -50,7 +50,7 @@ def fit_6bit(file: io.BytesIO) -> None:
     writer = Writer(file, head)
     for clip, frames in enumerate((8, 8, 3)):
         symbols, z, s = quantize(tokens(head.bank_shape, clip), 6)
-        writer.clip([1001 * (8 * clip + i) for i in range(frames)], 1001, encode_bank(symbols, 6, z, s))
+        writer.clip([1001 * (8 * clip + i) for i in range(frames)], 1001, encode_bank(symbols, 6, z, s, HUFFMAN))
     writer.finish()
 
 
@@ -82,7 +82,7 @@ def cells_vfr_audio(file: io.BytesIO) -> None:
         )
         symbols, z, s = quantize(tokens(head.bank_shape, clip), 8)
         times = -40 + 400 * clip + np.cumsum(rng.integers(1, 50, 8))
-        writer.clip(times.tolist(), 17, encode_bank(symbols, 8, z, s))
+        writer.clip(times.tolist(), 17, encode_bank(symbols, 8, z, s, HUFFMAN))
     line = Packet(stream=1, pts=100, dts=None, duration=900, flags=1, data=b"Hallo", side_data=(("note", b"\0"),))
     writer.packets([line])
     writer.finish()
@@ -93,11 +93,30 @@ def flat_2bit(file: io.BytesIO) -> None:
     head = header(width=1, height=1, time_base=Fraction(1, 25), frame_duration=1)
     symbols, z, s = quantize(np.full(head.bank_shape, -0.5), 2)
     writer = Writer(file, head)
-    writer.clip([0], 1, encode_bank(symbols, 2, z, s))
+    writer.clip([0], 1, encode_bank(symbols, 2, z, s, HUFFMAN))
     writer.finish()
 
 
-GOLDEN = {"v1.0-fit-6bit": fit_6bit, "v1.0-cells-vfr-audio-8bit": cells_vfr_audio, "v1.0-flat-2bit": flat_2bit}
+def contexts_6bit(file: io.BytesIO) -> None:
+    """Coder 2: neighbours, a switch and smooth channels in two cells, a clip without hints, and a flat one."""
+    head = header(width=200, height=100, columns=2, frame_duration=1, time_base=Fraction(1, 25), token_dim=19)
+    writer = Writer(file, head)
+    for clip, hints in enumerate((Hints(6, (18,)), Hints(), Hints(4), Hints())):
+        bank = tokens(head.bank_shape, clip)
+        bank[..., 17] += np.linspace(-3, 3, head.tokens, dtype=np.float32)
+        bank[..., 18] = np.where(bank[..., 18] > 0, np.float32(1.5), np.float32(-1.5))
+        bank[..., :9][bank[..., 18] > 0] /= 4
+        symbols, z, s = quantize(bank if clip < 3 else np.full(head.bank_shape, 0.25), 6)
+        writer.clip(range(8 * clip, 8 * clip + 8), 1, encode_bank(symbols, 6, z, s, CONTEXTS, hints))
+    writer.finish()
+
+
+GOLDEN = {
+    "v1.0-fit-6bit": fit_6bit,
+    "v1.0-cells-vfr-audio-8bit": cells_vfr_audio,
+    "v1.0-flat-2bit": flat_2bit,
+    "v1.0-contexts-6bit": contexts_6bit,
+}
 
 
 def plain(record) -> dict[str, str]:
