@@ -1,11 +1,11 @@
 """Linear analysis: what each token reads from the pixels around its anchor, before the token former improves on it.
 
-The counterpart of the carriers: d - 1 amplitudes for a token that is still, d - 1 for one that moves, and the choice of the
-set that holds more of the window's energy, which becomes the token's last value. A window of pixels about each token, luma
+The counterpart of the carriers: amplitudes for each mode, from still to moving, and the choice of the set that holds most of
+the window's energy, which becomes the token's last values, the switches. A window of pixels about each token, luma
 in full and chroma in half resolution, all frames, times one matrix. Tokens need not stand a whole number of pixels apart
 (128 pixels hold 12 rows of 10 2/3), so there is one matrix for each phase in which a token may stand to the pixels.
 
-Shapes: B cells, F frames, S side of a cell, N tokens on a grid gx x gy x 1, d token width, P phases.
+Shapes: B cells, F frames, S side of a cell, N tokens on a grid gx x gy x 1, d token width, A amplitudes, M modes, P phases.
 """
 
 import math
@@ -19,7 +19,7 @@ from coanerv_codec.config import Config
 
 # Of the matrix: sums of ten thousand pixels must not jump when an optimizer moves every weight by its rate.
 SCALE = 5e-3
-MODE = 0.1  # the last value of a token that moves; of one that is still, minus that
+SWITCH = 0.1  # size of a token's switches, which say one bit of its mode each: +SWITCH for 1, -SWITCH for 0
 MARGIN = 8  # pixels that a window reaches beyond a token's own part of the cell; even, for chroma
 
 
@@ -43,7 +43,7 @@ class Analysis(nn.Module):
             for cell, margin in ((config.cell, MARGIN), (config.cell // 2, MARGIN // 2))
         ]
         inputs = config.frames * sum(channels * math.prod(size) for channels, size in zip((1, 2), sizes, strict=True))
-        self.weight = nn.Parameter(torch.zeros(math.prod(self.phases), inputs, 2 * (config.token_dim - 1)))
+        self.weight = nn.Parameter(torch.zeros(math.prod(self.phases), inputs, config.modes * config.amplitudes))
 
     def windows(self, clips: Tensor) -> Tensor:
         """Clips [B,F,3,S,S] -> what each token sees, [py,px,B,gy/py,gx/px,inputs]: tokens of one phase stand together."""
@@ -72,8 +72,10 @@ class Analysis(nn.Module):
         py, px = self.phases
         with torch.autocast(clips.device.type, enabled=False):
             v = self.windows(clips.float())
-            out = SCALE * torch.bmm(v.view(py * px, -1, v.shape[-1]), self.weight)  # [P,B*gy/py*gx/px,2*(d-1)]
-            out = out.view(*v.shape[:-1], -1).permute(2, 3, 0, 4, 1, 5)  # [B,gy/py,py,gx/px,px,2*(d-1)]
-            still, moving = out.reshape(len(clips), self.config.tokens, -1).chunk(2, dim=-1)
-            moves = moving.square().sum(-1, keepdim=True) > still.square().sum(-1, keepdim=True)
-            return torch.cat([torch.where(moves, moving, still), torch.where(moves, MODE, -MODE)], dim=-1)
+            out = SCALE * torch.bmm(v.view(py * px, -1, v.shape[-1]), self.weight)  # [P,B*gy/py*gx/px,MA]
+            out = out.view(*v.shape[:-1], -1).permute(2, 3, 0, 4, 1, 5)  # [B,gy/py,py,gx/px,px,MA]
+            out = out.reshape(len(clips), self.config.tokens, self.config.modes, -1)  # [B,N,M,A]
+            mode = out.detach().square().sum(-1).argmax(-1, keepdim=True)  # [B,N,1]
+            chosen = out.gather(2, mode[..., None].expand(-1, -1, -1, out.shape[-1]))[:, :, 0]
+            bits = mode >> torch.arange(self.config.switches, device=mode.device) & 1
+            return torch.cat([chosen, SWITCH * (2 * bits - 1)], dim=-1)

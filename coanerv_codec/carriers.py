@@ -11,11 +11,11 @@ With narrow attention this contains the lapped cosine transforms that classical 
 all frames.
 
 A wave's phase is the same at every token but for its sign, which is folded into the values, so that equal content gives equal
-tokens wherever it stands. A token's last value says whether the others stand for many waves in space (what is still) or
-for coarser ones at every rate of change (what moves). Before keys and values are read, a small mixer lets the tokens see
-each other: it costs nothing per pixel.
+tokens wherever it stands. The signs of a token's last values, its switches, say which set of waves the others stand for: from
+many waves in space (what is still) to coarse ones at every rate of change (what moves). Before keys and values are read, a
+small mixer lets the tokens see each other: it costs nothing per pixel.
 
-Shapes: B cells, N tokens, d token width, C carriers, H heads, Q positions, T times.
+Shapes: B cells, N tokens, d token width, M modes, C carriers, H heads, Q positions, T times.
 """
 
 import math
@@ -29,9 +29,7 @@ from coanerv_codec.attention import MixerBlock
 from coanerv_codec.config import Config
 from coanerv_codec.positions import encode_axis, frequency_bank
 
-MODE_GAIN = (
-    60.0  # turns the last token value, about 0.1 or -0.1 (`analysis.MODE`), into a choice between two sets of waves
-)
+SWITCH_GAIN = 60.0  # turns a switch, about 0.1 or -0.1 (`analysis.SWITCH`), into a choice
 
 
 class CarrierDecoder(nn.Module):
@@ -49,8 +47,8 @@ class CarrierDecoder(nn.Module):
         self.query = nn.Linear(4 * config.spatial_frequencies, inner, bias=False)
         self.key_base = nn.Parameter(torch.randn(config.tokens, inner) * 0.02)  # where token n is read
         self.key = nn.Linear(width, inner, bias=False)
-        self.still_value, self.moving_value = (nn.Linear(d, config.decoder_heads * waves, bias=False) for _ in range(2))
-        self.mode_gain = nn.Parameter(torch.tensor(MODE_GAIN))
+        self.value = nn.Linear(d, config.modes * config.decoder_heads * waves, bias=False)
+        self.switch_gain = nn.Parameter(torch.tensor(SWITCH_GAIN))
         self.mixed_value = nn.Linear(width, config.decoder_heads * waves)
         self.linear = nn.Linear(waves, 3)
         widths = [waves] + [config.mlp_hidden] * (config.mlp_depth - 1) + [3]
@@ -82,6 +80,14 @@ class CarrierDecoder(nn.Module):
         steps = torch.stack([x, y, t], dim=-1).reshape(-1, 3).to(self.harmonics) @ self.harmonics.T
         return 1 - 2 * (steps % 2)
 
+    def mode_weights(self, tokens: Tensor) -> Tensor:
+        """Tokens [B,N,d] -> how much each mode counts [B,N,M], adding up to one: nearly one for the mode that is meant."""
+        weights = tokens.new_ones(*tokens.shape[:-1], 1)
+        for up in torch.sigmoid(self.switch_gain * tokens[..., self.config.amplitudes :]).unbind(-1):
+            up = up[..., None]
+            weights = torch.cat([weights * (1 - up), weights * up], dim=-1)
+        return weights
+
     def keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B,N,d] -> keys [B,H,N,d_h], values [B,H,N,C]."""
         x = self.mix(tokens) + self.base
@@ -90,8 +96,8 @@ class CarrierDecoder(nn.Module):
         x = self.norm(x)
         heads = self.config.decoder_heads
         key = (self.key_base + self.key(x)).unflatten(-1, (heads, -1)).transpose(1, 2)
-        still, moving = self.still_value(tokens), self.moving_value(tokens)
-        value = still + torch.sigmoid(self.mode_gain * tokens[..., -1:]) * (moving - still) + self.mixed_value(x)
+        value = self.value(tokens).unflatten(-1, (self.config.modes, -1))  # [B,N,M,H*C]
+        value = (self.mode_weights(tokens)[..., None] * value).sum(-2) + self.mixed_value(x)
         return key, value.unflatten(-1, (heads, -1)).transpose(1, 2) * self.signs()
 
     def retrieve(self, tokens: Tensor, xy: Tensor) -> Tensor:

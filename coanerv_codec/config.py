@@ -40,6 +40,7 @@ class Config:
     lal_threshold: float = 0.001  # m, only for "lal"
     # Beyond the paper (docs/model.md): tokens drive carrier waves, and are mixed with each other before they are read.
     carriers: int = 0  # C, waves that the retrieved values modulate; 0 is the paper's decoder
+    switches: int = 1  # last values of a token, whose signs choose one of 2^switches sets of waves; only with carriers
     mixer_depth: int = 2  # self-attention blocks over the tokens in the decoder, only with carriers
     mixer_width: int = 192
 
@@ -74,6 +75,8 @@ class Config:
             raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
         if self.carriers and (self.grid[2] != 1 or self.retrieval != "temperature"):
             raise ValueError("carriers carry all of time: they need a grid with one anchor in t, and no LAL retrieval")
+        if self.carriers and not self.switches <= min(3, self.token_dim - 1):
+            raise ValueError(f"switches must be at most 3, and fewer than token_dim, not {self.switches}")
         if self.carriers and (self.cell % 2 or self.mixer_width % MIXER_HEAD_DIM or self.decoder_head_dim < 4):
             raise ValueError(
                 f"carriers need an even cell side, a mixer_width that is a multiple of {MIXER_HEAD_DIM}, "
@@ -88,14 +91,24 @@ class Config:
         return math.prod(self.grid)
 
     @property
+    def amplitudes(self) -> int:
+        """Values of a token that are no switches."""
+        return self.token_dim - (self.switches if self.carriers else 0)
+
+    @property
+    def modes(self) -> int:
+        """Sets of waves that a token's amplitudes may stand for."""
+        return 2**self.switches if self.carriers else 1
+
+    @property
     def patches(self) -> int:
         """N_p, patch tokens per cell and clip."""
         return self.frames * (self.cell // self.patch) ** 2
 
     @property
     def hints(self) -> Hints:
-        """What the entropy coder should know of the tokens: their grid, and the mode that carriers put last."""
-        return Hints(self.grid[0], (self.token_dim - 1,) if self.carriers else ())
+        """What the entropy coder should know of the tokens: their grid, and the switches that come last with carriers."""
+        return Hints(self.grid[0], tuple(range(self.amplitudes, self.token_dim)))
 
     @property
     def spatial_frequencies(self) -> int:
@@ -151,7 +164,14 @@ _TINY = {"cell": 32, "width": 64, "depth": 1, "heads": 2, "head_dim": 32, "feed_
 PRESETS: dict[str, Config] = {
     # What we train and ship: the paper's token budget in small cells, and tokens that modulate carriers.
     "base": Config(
-        grid=(8, 12, 1), depth=2, carriers=128, mixer_depth=3, mlp_hidden=32, decoder_heads=3, decoder_head_dim=128
+        grid=(8, 12, 1),
+        depth=2,
+        carriers=144,
+        switches=2,
+        mixer_depth=3,
+        mlp_hidden=32,
+        decoder_heads=3,
+        decoder_head_dim=128,
     ),
     # As small as still runs every line: for tests and for trying the trainer out.
     "tiny": Config(

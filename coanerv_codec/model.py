@@ -44,7 +44,8 @@ class Encoder(nn.Module):
         tokens = self.project(self.norm(r))
         if direct is None:
             return tokens
-        return torch.cat([tokens[..., :-1] + direct[..., :-1], direct[..., -1:]], dim=-1)  # the mode is settled
+        a = self.config.amplitudes  # behind them the switches, which are settled
+        return torch.cat([tokens[..., :a] + direct[..., :a], direct[..., a:]], dim=-1)
 
 
 AnyDecoder = Decoder | CarrierDecoder

@@ -30,10 +30,10 @@ def reach(velocity: np.ndarray, frames: int) -> np.ndarray:
 
 
 def find_velocity(luma: np.ndarray) -> tuple[int, int]:
-    """Luma [F,S,S] of a cell, float32 in [0, 1], S even -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay.
+    """Luma [F,S,S] of a cell in [0, 1], S even -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay.
 
-    Looks for the velocity along which the frames agree best: their spectra, turned by the phase of the shift, add up to the most
-    energy. The window that hides the edges stands still and pulls the answer towards zero, so there is a second look at
+    Looks for the velocity along which the frames agree best: their spectra, turned by the phase of the shift, add up to the
+    most energy. The window that hides the edges stands still and pulls the answer towards zero, so there is a second look at
     squares that already move with the first answer.
     """
     if luma.shape[-1] < SMALLEST or luma.var(0).mean() < VISIBLE**2:

@@ -95,13 +95,22 @@ def quantizer_range(tokens: Tensor) -> Tensor:
     return (banks.amax(1) - banks.amin(1)).repeat_interleave(size)[:, None, None]
 
 
-def estimated_bits(tokens: Tensor, step: Tensor) -> Tensor:
-    """Tokens [B,N,d], quantizer step [B,1,1] -> about what a Huffman code made for each cell spends on it, [B].
+def estimated_bits(amplitudes: Tensor, modes: Tensor, step: Tensor) -> Tensor:
+    """Amplitudes [B,N,A], modes [B,N,M] (one-hot), quantizer step [B,1,1] -> about what the entropy coder spends, [B].
 
-    The entropy of a Laplacian of the channel's spread b, log2(2 e b / step), continued to zero where b is small.
+    Like the coder, it expects a magnitude of what a channel has on average in tokens of this mode, times how lively the token
+    is, and spends what a two-sided geometric distribution with that mean does. The gradient passes the rounding.
     """
-    spread = (tokens - tokens.mean(1, keepdim=True)).abs().mean(1, keepdim=True)  # [B,1,d]
-    return tokens.shape[1] * torch.log2(1 + 2 * math.e * spread / step.clamp_min(1e-12)).sum((1, 2))
+    scaled = amplitudes.abs() / step.clamp_min(1e-12)
+    size = scaled + (scaled.round() - scaled).detach()
+    banks = math.gcd(BANK_CELLS, len(size))
+    of_mode = modes.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,4N,M]
+    sums = of_mode.mT @ size.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,M,A]
+    means = (sums + 0.1) / (of_mode.sum(1)[..., None] + 1)
+    usual = modes @ means.repeat_interleave(banks, 0)  # [B,N,A]
+    lively = ((size / usual).clamp_max(4).sum(-1, keepdim=True) + 2) / (size.shape[-1] + 2)
+    expected = (usual * lively).clamp_min(0.01)
+    return (torch.log2(1 + 2 * expected) + size * torch.log2(1 + 1 / expected)).sum((1, 2))
 
 
 class TrainingLoss(nn.Module):
@@ -121,9 +130,10 @@ class TrainingLoss(nn.Module):
         stored = quantized(tokens, extent / (2.0 ** batch.bits[:, None, None] - 2))
         predicted = self.model.decoder.at(stored, self.xy[batch.positions], self.t)  # [B,F,Q,3]
         mse = (predicted - pixels_at(clips, batch.positions)).square().mean((1, 2, 3))
-        # With carriers the last value is a token's mode: it costs a bit, and nothing is gained by making it smaller.
-        values = tokens[..., :-1] if self.model.config.carriers else tokens
-        bits = estimated_bits(values, extent / (2.0**RATE_BITS - 2))
+        amplitudes, modes = tokens[..., : self.model.config.amplitudes], torch.ones_like(tokens[..., :1])
+        if self.model.config.carriers:  # the switches themselves cost a bit each, whatever their size
+            modes = self.model.decoder.mode_weights(tokens.detach()).detach().round()
+        bits = estimated_bits(amplitudes, modes, extent / (2.0**RATE_BITS - 2))
         bits_per_pixel = bits / (len(self.xy) * len(self.t))
         # The root weighs easy and hard cells more evenly, which is what a mean of PSNRs asks for.
         distortion = mse.mean() if self.recipe.loss == "mse" else mse.add(1e-8).sqrt().mean()

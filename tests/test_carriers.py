@@ -8,7 +8,7 @@ import torch
 from conftest import local_model
 from torch import Tensor
 
-from coanerv_codec.analysis import MODE, SCALE, Analysis, window_starts
+from coanerv_codec.analysis import SCALE, SWITCH, Analysis, window_starts
 from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.positions import cell_positions
@@ -80,9 +80,14 @@ def written_out(decoder: CarrierDecoder, tokens: Tensor, q: Tensor) -> Tensor:
         logits = gamma @ p["query.weight"][rows].T @ key.T / (c.temperature * math.sqrt(c.decoder_head_dim))
         weights = softmax(logits)
         rows = slice(h * c.carriers, (h + 1) * c.carriers)
-        still, moving = (tokens @ p[f"{mode}_value.weight"][rows].T for mode in ("still", "moving"))
-        share = 1 / (1 + torch.exp(-p["mode_gain"] * tokens[:, -1:]))
-        value = (1 - share) * still + share * moving + x @ p["mixed_value.weight"][rows].T + p["mixed_value.bias"][rows]
+        value = x @ p["mixed_value.weight"][rows].T + p["mixed_value.bias"][rows]
+        for mode in range(2**c.switches):
+            share = torch.ones(c.tokens, 1, dtype=torch.float64)
+            for i in range(c.switches):
+                up = 1 / (1 + torch.exp(-p["switch_gain"] * tokens[:, c.token_dim - c.switches + i, None]))
+                share = share * (up if mode >> i & 1 else 1 - up)
+            first = (mode * c.decoder_heads + h) * c.carriers
+            value = value + share * (tokens @ p["value.weight"][first : first + c.carriers].T)
         for n in range(c.tokens):
             column, row = n % c.grid[0], n // c.grid[0]
             sign = torch.tensor([-1.0]) ** (j[:, 0] * column + j[:, 1] * row)
@@ -99,7 +104,15 @@ def written_out(decoder: CarrierDecoder, tokens: Tensor, q: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"mixer_depth": 2, "mixer_width": 64}, {"mixer_depth": 0}, {"mlp_depth": 4}, {"grid": (5, 3, 1), "frames": 5}],
+    [
+        {},
+        {"switches": 2},
+        {"switches": 3},
+        {"mixer_depth": 2, "mixer_width": 64},
+        {"mixer_depth": 0},
+        {"mlp_depth": 4},
+        {"grid": (5, 3, 1), "frames": 5},
+    ],
     ids=str,
 )
 def test_decoder_is_the_formula_written_out(changes):
@@ -165,9 +178,11 @@ def test_the_decoder_takes_bf16_autocast():
 GRIDS = [(2, 3, 1), (4, 4, 1), (5, 7, 1), (6, 1, 1), (32, 8, 1)]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_analysis_is_a_loop_over_the_tokens(grid):
-    config = replace(TINY, grid=grid, frames=3)
+@pytest.mark.parametrize(
+    ("grid", "switches"), [*((grid, 1) for grid in GRIDS), ((5, 7, 1), 2), ((4, 4, 1), 3)], ids=str
+)
+def test_analysis_is_a_loop_over_the_tokens(grid, switches):
+    config = replace(TINY, grid=grid, frames=3, switches=switches)
     gx, gy, _ = grid
     analysis = Analysis(config).requires_grad_(False)
     analysis.weight.normal_(generator=generator())
@@ -188,13 +203,13 @@ def test_analysis_is_a_loop_over_the_tokens(grid):
                     for i, n in ((iy, gy), (ix, gx))
                 )
                 seen.append((planes[..., y, :][..., x] - 0.5).flatten(1))
-            both = SCALE * torch.cat(seen, 1) @ analysis.weight[(iy % py) * px + ix % px]
-            for still, moving in zip(both[:, :71], both[:, 71:], strict=True):
-                moves = moving.square().sum() > still.square().sum()
-                chosen.append(bool(moves))
-                rows.append(torch.cat([moving if moves else still, torch.tensor([MODE if moves else -MODE])]))
+            for out in SCALE * torch.cat(seen, 1) @ analysis.weight[(iy % py) * px + ix % px]:
+                sets = out.view(2**switches, 72 - switches)
+                chosen.append(max(range(len(sets)), key=lambda m, sets=sets: sets[m].square().sum().item()))
+                signs = [SWITCH if chosen[-1] >> i & 1 else -SWITCH for i in range(switches)]
+                rows.append(torch.cat([sets[chosen[-1]], torch.tensor(signs)]))
     expected = torch.stack(rows).unflatten(0, (gx * gy, 2)).transpose(0, 1)
-    assert set(chosen) == {False, True}
+    assert len(set(chosen)) > 1
     torch.testing.assert_close(analysis(clips), expected, atol=1e-4, rtol=1e-4)
 
 

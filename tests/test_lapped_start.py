@@ -8,7 +8,7 @@ import torch
 from conftest import local_model
 from torch import Tensor
 
-from coanerv_codec.analysis import MODE
+from coanerv_codec.analysis import SWITCH
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.errors import CoanervError
 from coanerv_codec.lapped_start import DC_GAIN, WIDTHS, anchors, choose_waves, dual, windows
@@ -53,12 +53,12 @@ def moving(config: Config) -> Tensor:
 
 
 @SHAPES
-def test_waves_are_unique_and_both_modes_start_with_the_mean(config):
+def test_waves_are_unique_and_all_modes_start_with_the_mean(config):
     waves, modes = choose_waves(config)
     assert (waves, modes) == choose_waves(config)
     assert len(set(waves)) == len(waves) == config.carriers
     for numbers in modes:
-        assert len(set(numbers)) == len(numbers) == config.token_dim - 1
+        assert len(set(numbers)) == len(numbers) == config.amplitudes
         assert waves[numbers[0]] == (0, 0, 0, 0)
         chosen = {waves[i] for i in numbers}
         assert {w.channel for w in chosen} == {0, 1, 2}
@@ -68,8 +68,10 @@ def test_waves_are_unique_and_both_modes_start_with_the_mean(config):
     # Below the sampling limit of a token's pixels.
     size = (config.cell / config.grid[0], config.cell / config.grid[1], config.frames)
     assert all(j < s for wave in waves for j, s in zip(wave[1:], size, strict=True))
-    still, moving = (sum(waves[i].t > 0 for i in numbers) for numbers in modes)
-    assert 5 * still < moving
+    changing = [sum(waves[i].t > 0 for i in numbers) for numbers in modes]
+    assert len(modes) == config.modes
+    assert changing == sorted(changing)
+    assert 5 * changing[0] < changing[-1]
 
 
 @pytest.mark.parametrize("changes", [{"grid": (16, 16, 1), "frames": 2, "carriers": 80}, {"carriers": 72}], ids=str)
@@ -79,15 +81,20 @@ def test_carriers_that_do_not_suit_the_grid_are_refused(changes):
         choose_waves(replace(TINY, **changes))
 
 
+def test_a_number_of_modes_without_a_start_is_refused():
+    with pytest.raises(CoanervError, match="no start for 8 modes, only for 2 and 4"):
+        choose_waves(replace(BASE, switches=3))
+
+
 @SHAPES
 def test_the_decoder_and_the_analysis_have_the_chosen_waves(config):
     model = local_model(config).requires_grad_(False)
     waves, modes = choose_waves(config)
     assert model.decoder.harmonics.tolist() == [list(map(float, w[1:])) for w in waves]
     assert [model.decoder.linear.weight[:, k].argmax().item() for k in range(len(waves))] == [w.channel for w in waves]
-    for layer, numbers in zip((model.decoder.still_value, model.decoder.moving_value), modes, strict=True):
-        assert layer.weight[: config.carriers, :-1].argmax(0).tolist() == numbers
-        assert not layer.weight[:, -1].any()  # the mode itself draws nothing
+    for weight, numbers in zip(model.decoder.value.weight.chunk(config.modes), modes, strict=True):
+        assert weight[: config.carriers, : config.amplitudes].argmax(0).tolist() == numbers
+        assert not weight[:, config.amplitudes :].any()  # the switches themselves draw nothing
 
 
 def test_a_token_is_still_or_moves_as_its_window_does():
@@ -98,9 +105,9 @@ def test_a_token_is_still_or_moves_as_its_window_does():
     clip[:, :, 0, :, :64] = 0.5 + 0.2 * (torch.cos(math.pi * x / 2.5) * torch.cos(math.pi * y / 3))[:, :64]
     flicker = torch.cos(math.pi * 3 * (torch.arange(8) + 0.5) / 8)[:, None, None]
     clip[0, :, 0, :, 64:] = 0.5 + 0.2 * flicker * torch.cos(math.pi * y / 16)[:, 64:]
-    mode = analysis(clip)[..., -1].view(12, 8)
-    assert (mode[:, :3] == -MODE).all()
-    assert (mode[:, 5:] == MODE).all()
+    switches = analysis(clip)[..., -2:].view(12, 8, 2)
+    assert (switches[:, :3] == -SWITCH).all()  # mode 0, the stillest
+    assert (switches[:, 5:] == SWITCH).all()  # mode 3
 
 
 # --- windows ------------------------------------------------------------------------------------------------------

@@ -47,14 +47,14 @@ def test_sizes_of_the_other_presets():
 
 
 def test_the_size_of_base_is_the_sum_of_its_parts():
-    """Written out from docs/model.md: N = 96, d = 72, C = 128, 3 heads of 128, a mixer of 3 blocks 192 wide."""
+    """Written out from docs/model.md: N = 96, d = 72, C = 144, 4 modes, 3 heads of 128, a mixer of 3 blocks 192 wide."""
     block = 2 * 2 * 192 + 3 * 192 * 192 + (192 * 192 + 192) + (192 * 768 + 768) + (768 * 192 + 192)
     mixer = (72 * 192 + 192) + 96 * 192 + 3 * block + 2 * 192
     attention = 64 * 384 + 96 * 384 + 192 * 384
-    values = 2 * 72 * 384 + 1 + (192 * 384 + 384)
-    pixel = (128 * 3 + 3) + (128 * 32 + 32) + (32 * 3 + 3)
-    # Windows of 27 x 32 pixels in luma and 14 x 16 in chroma, three phases, two modes.
-    analysis = 3 * 8 * (27 * 32 + 2 * 14 * 16) * 2 * 71
+    values = 4 * 72 * 3 * 144 + 1 + (192 * 3 * 144 + 3 * 144)
+    pixel = (144 * 3 + 3) + (144 * 32 + 32) + (32 * 3 + 3)
+    # Windows of 27 x 32 pixels in luma and 14 x 16 in chroma, three phases, four modes.
+    analysis = 3 * 8 * (27 * 32 + 2 * 14 * 16) * 4 * 70
     former = 2 * (2 * 4 * 256 * 256 + 2 * 256 + (256 * 1024 + 1024) + (1024 * 256 + 256) + 3 * 512)
     rest = (3 * 256 * 256 + 256) + 512 * 256 + 96 * 256 + 512 + (256 * 72 + 72) + (72 * 256 + 256)
     assert parameters("base") == (analysis + former + rest, mixer + attention + values + pixel)
@@ -351,11 +351,7 @@ def test_local_start_depends_on_its_generator_alone(config):
     a, b = local_model(config, seed=3), CoANeRV(config)
     local_start.start_local(b, generator(3))
     names = ["query.weight", "key.weight"]
-    names += (
-        ["key_base", "mix.weight", "still_value.weight", "moving_value.weight", "linear.weight", "harmonics"]
-        if config.carriers
-        else ["base"]
-    )
+    names += ["key_base", "mix.weight", "value.weight", "linear.weight", "harmonics"] if config.carriers else ["base"]
     for name in names:
         assert torch.equal(a.decoder.state_dict()[name], b.decoder.state_dict()[name])
     if config.carriers:

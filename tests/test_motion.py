@@ -30,7 +30,7 @@ def texture(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     rng = np.random.default_rng(5)
     out = np.zeros(np.broadcast(x, y).shape)
     for _ in range(24):
-        a, b, phase = rng.normal(0, 0.25, 2).tolist() + [rng.uniform(0, 6.28)]
+        a, b, phase = *rng.normal(0, 0.25, 2), rng.uniform(0, 6.28)
         out += np.cos(a * x + b * y + phase)
     return 0.5 + 0.06 * out
 
