@@ -87,8 +87,13 @@ class Header:
 
     @property
     def clip_memory(self) -> int:
-        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol."""
-        return 6 * self.frames_per_clip * self.width * self.height + 16 * math.prod(self.bank_shape)
+        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol, 400 for each token.
+
+        Coder 2 takes at most 10 for each symbol, and 200 for each token; as many again for orders of tokens it remembers.
+        """
+        cells, tokens, _ = self.bank_shape
+        pictures = 6 * self.frames_per_clip * self.width * self.height
+        return pictures + 16 * math.prod(self.bank_shape) + 400 * cells * tokens
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The mutation fuzzer: needs nothing but coanerv.
 
     python tests/fuzz/run.py parser --executions 10000000 --seed 1
+    python tests/fuzz/run.py lanes --executions 1000000 --seed 1
     python tests/fuzz/run.py cli --executions 100000 --seed 1
     python tests/fuzz/run.py checkpoint --executions 10000 --seed 1
 
@@ -29,6 +30,7 @@ import seeds
 import targets
 
 import coanerv_codec
+from coanerv_codec import bank_contexts
 
 HANG_SECONDS = 2.0
 Mutant = tuple[bytes, str]  # the input and how it was made
@@ -139,8 +141,12 @@ def file_mutants(some: list[seeds.Seed]) -> Callable[[random.Random], Mutant]:
 
 
 def make_fuzzer(what: str, seed: int, memory: int, folder: Path) -> Fuzzer:
-    """The fuzzer of a part: parser, info, cli or checkpoint. `folder` is for files that it works with."""
-    if what == "parser":
+    """The fuzzer of a part: parser, lanes, info, cli or checkpoint. `folder` is for files that it works with."""
+    if (
+        what == "lanes"
+    ):  # small files have one lane, and large ones would take long: this is the parser with four for all
+        bank_contexts.lanes_for = lambda symbols: 4
+    if what in ("parser", "lanes"):
         return Fuzzer(targets.Parser(), file_mutants(seeds.format_seeds()), seed, memory)
     if what == "info":
         return Fuzzer(targets.info, file_mutants(seeds.format_seeds()), seed, memory)
@@ -156,7 +162,7 @@ def make_fuzzer(what: str, seed: int, memory: int, folder: Path) -> Fuzzer:
 def main() -> int:
     """Run from the command line; 1 if anything was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["parser", "info", "cli", "checkpoint"])
+    parser.add_argument("what", choices=["parser", "lanes", "info", "cli", "checkpoint"])
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)

@@ -23,6 +23,8 @@ from coanerv_codec.fields import Fields
 from coanerv_codec.quantizer import quantize
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+FAST = records.MAX_VELOCITY
+CALM = ((0, 0), (1, 0), (-8, 5), (0, 0))  # velocities of four cells
 WATCHED = ("byte", "float32", "varint", "signed", "blob", "text", "fraction")
 
 
@@ -137,9 +139,11 @@ def write(
     bits: int = 3,
     uneven: bool = False,
     coder: str = HUFFMAN,
+    smooth: bool = False,
     hints: Hints = NO_HINTS,
+    moving: tuple[tuple[tuple[int, int], ...], ...] = (),
 ) -> bytes:
-    """A whole file with random tokens."""
+    """A whole file with random tokens; clip i has the velocities moving[i], others none."""
     file, rng = io.BytesIO(), np.random.default_rng(clips)
     writer = Writer(file, head)
     if sound:
@@ -161,9 +165,14 @@ def write(
                 ]
             )
         spread = np.exp(rng.normal(0, 1, head.token_dim))
-        symbols, z, s = quantize((rng.laplace(0, 1, head.bank_shape) * spread).astype(np.float32), bits)
+        tokens = rng.laplace(0, 1, head.bank_shape) * spread
+        if smooth:  # neighbours predict each other
+            y, x = np.divmod(np.arange(head.tokens), hints.row)
+            tokens = tokens / 50 + (2 * y - x)[:, None]
+        symbols, z, s = quantize(tokens.astype(np.float32), bits)
         times = [at + (3 * i + i % 2 if uneven else i) for i in range(head.frames_per_clip)]
-        writer.clip(times, 1, encode_bank(symbols, bits, z, s, coder, hints))
+        velocities = moving[number] if number < len(moving) else ()
+        writer.clip(times, 1, encode_bank(symbols, bits, z, s, coder, hints), velocities)
         at = times[-1] + 1
     writer.finish()
     return file.getvalue()
@@ -180,6 +189,19 @@ def format_seeds() -> list[Seed]:
         "cells": write(header(columns=2, rows=2, overlap=2, tokens=2, token_dim=9), 2, bits=8),
         "contexts": write(header(), 2, coder=CONTEXTS),
         "contexts-hints": write(header(columns=2, tokens=12), 3, bits=5, coder=CONTEXTS, hints=Hints(3, (1, 3))),
+        "contexts-flat": write(header(token_dim=1, tokens=1), 1, bits=2, coder=CONTEXTS),
+        "contexts-smooth": write(
+            header(tokens=48, token_dim=3), 1, bits=8, coder=CONTEXTS, hints=Hints(6, (1,)), smooth=True
+        ),
+        "moving": write(header(), 2, coder=CONTEXTS, moving=(((3, -2),), ((FAST, -FAST),))),
+        "moving-cells": write(
+            header(columns=2, rows=2, overlap=2),
+            3,
+            sound=True,
+            coder=CONTEXTS,
+            moving=(CALM, (), (*CALM[1:], (-FAST, FAST))),
+        ),
+        "moving-huffman": write(header(frame_duration=0), 1, uneven=True, moving=(((0, 1),),)),
     }
     golden = {path.stem: path.read_bytes() for path in sorted(GOLDEN.glob("*.coa"))}
     return [cut(name, data) for name, data in (made | golden).items()]
@@ -195,6 +217,11 @@ def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
         "picture-uneven": write(header(**common, width=5, height=3, frame_duration=0, frame_rate=Fraction(0)), 2, uneven=True),
         "picture-cells": write(header(**common, width=16, height=8, columns=2, overlap=2, chroma="rgb"), 1, bits=4),
         "picture-contexts": write(header(**common, width=6, height=4), 2, bits=6, coder=CONTEXTS, hints=config.hints),
+        "picture-moving": write(header(**common, width=9, height=7), 2, bits=6, coder=CONTEXTS, hints=config.hints,
+                                moving=(((3, -2),), ((FAST, -FAST),))),
+        "picture-moving-cells": write(header(**common, width=16, height=12, columns=2, rows=2, overlap=2), 2, sound=True,
+                                      coder=CONTEXTS, moving=(CALM, (*CALM[1:], (-FAST, FAST)))),
+        "picture-moving-pixel": write(header(**common, width=1, height=1), 1, moving=(((FAST, 1),),)),
     }  # fmt: skip
     return [cut(name, data) for name, data in made.items()]
 

@@ -11,6 +11,7 @@ import run
 import seeds
 import targets
 
+from coanerv_codec import bank_contexts, container
 from coanerv_codec import checkpoint as checkpoint_module
 
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.coa"))
@@ -22,11 +23,13 @@ def folder(tmp_path, monkeypatch) -> Path:
     """A place to work, after which all that targets change in the process is as it was."""
     monkeypatch.setenv(checkpoint_module.VARIABLE, "")
     monkeypatch.setattr(checkpoint_module, "load_checkpoint", checkpoint_module.load_checkpoint)
+    monkeypatch.setattr(bank_contexts, "lanes_for", bank_contexts.lanes_for)
+    monkeypatch.setattr(container, "decode_bank", container.decode_bank)
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("what", "executions"), [("parser", 20_000), ("info", 4_000), ("cli", 700), ("checkpoint", 500)]
+    ("what", "executions"), [("parser", 20_000), ("lanes", 4_000), ("info", 4_000), ("cli", 700), ("checkpoint", 500)]
 )
 def test_nothing_but_typed_errors(folder, what, executions):
     fuzzer = run.make_fuzzer(what, seed=6, memory=MEMORY, folder=folder)
