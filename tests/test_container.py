@@ -9,6 +9,7 @@ import runpy
 import struct
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coanerv_codec import records
-from coanerv_codec.bank import decode_bank, encode_bank
+from coanerv_codec.bank import HUFFMAN, Hints, decode_bank, encode_bank, parse_bank
 from coanerv_codec.container import (
     FRAMING,
     SIGNATURE,
@@ -36,7 +37,9 @@ from coanerv_codec.container import (
 )
 from coanerv_codec.errors import FormatError
 from coanerv_codec.fields import Fields, signed, varint
+from coanerv_codec.quantizer import dequantize
 from coanerv_codec.summary import summary
+from coanerv_codec.token_order import passes
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -90,9 +93,9 @@ class WriteOnly(io.RawIOBase):
         return len(data)
 
 
-def some_bank(seed, header=HEADER):
+def some_bank(seed, header=HEADER, **options):
     symbols = np.random.default_rng(seed).integers(0, 4, header.bank_shape).astype(np.uint8)
-    return encode_bank(symbols, 2, -1.0, 0.5)
+    return encode_bank(symbols, 2, -1.0, 0.5, **options)
 
 
 def write(*steps, header=HEADER, finish=True):
@@ -106,19 +109,20 @@ def write(*steps, header=HEADER, finish=True):
     return bytes(file.data)
 
 
-def clip(number, frames=4):
+def clip(number, frames=4, velocities=(), **options):
     times = [1001 * (4 * number + i) for i in range(frames)]
-    return lambda writer: writer.clip(times, 1001, some_bank(number))
+    return lambda writer: writer.clip(times, 1001, some_bank(number, **options), velocities)
 
 
 def small_file():
+    """Three clips, each with what the others lack: coder 2, its switches and rows and a cell that moves, coder 1."""
     return write(
         lambda writer: writer.metadata(Metadata((("title", "x"),))),
         lambda writer: writer.stream(AUDIO),
         clip(0),
         lambda writer: writer.packets(PACKETS),
-        clip(1),
-        clip(2, frames=3),
+        clip(1, velocities=((records.MAX_VELOCITY, -3),), hints=Hints(1, (0,))),
+        clip(2, frames=3, velocities=((0, 1),), coder=HUFFMAN),
     )
 
 
@@ -286,7 +290,7 @@ def test_everything_comes_back_in_order_from_a_file_and_from_a_pipe():
         assert [type(item) for item in items] == [Metadata, StreamInfo, ClipRecord, list, ClipRecord, ClipRecord]
         assert items[1] == AUDIO
         assert items[3] == PACKETS
-        assert items[5] == ClipRecord(2, 8, (8008, 9009, 10010), 1001, some_bank(2))
+        assert items[5] == ClipRecord(2, 8, (8008, 9009, 10010), 1001, some_bank(2, coder=HUFFMAN), ((0, 1),))
         assert reader.complete
         assert reader.damage == []
 
@@ -325,6 +329,16 @@ def test_an_unfinished_file_is_read_up_to_its_last_clip():
     assert reader.damage[0].frames is None
     assert [entry.number for entry in reader.index()] == [0, 1]
     assert reader.clip(1) == found[1]
+
+
+def test_the_small_file_has_one_of_each():
+    reader = Reader(io.BytesIO(small_file()))
+    clips = clips_of(reader).values()
+    banks = [parse_bank(record.bank, reader.header.bank_shape) for record in clips]
+    assert [bank.coder for bank in banks] == ["contexts", "contexts", "huffman"]
+    assert banks[1].coded.model.switches
+    assert banks[1].coded.model.row
+    assert [bool(record.velocities) for record in clips] == [False, True, True]
 
 
 @pytest.mark.parametrize("open_file", [io.BytesIO, Pipe])
@@ -551,7 +565,7 @@ def test_reserved_bits_are_refused():
     with pytest.raises(FormatError, match="reserved"):
         Reader(io.BytesIO(with_header(bytes(payload))))
     record = bytearray(records.clip_bytes(ClipRecord(0, 0, (0,), 1001, b""), 1001))
-    record[3] |= 4
+    record[3] |= 8
     with pytest.raises(FormatError, match="reserved"):
         records.read_clip(bytes(record), HEADER, Limits())
     batch = bytearray(records.packets_bytes(PACKETS))
@@ -591,6 +605,34 @@ def test_cells_that_overlap_too_much_are_refused():
     assert records.read_header(records.header_bytes(fits), Limits()) == fits
     with pytest.raises(FormatError, match="do not fit"):
         records.read_header(records.header_bytes(replace(fits, overlap=17)), Limits())
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "bits"),
+    [
+        ((1, 2**16, 1), 256, 8),
+        ((1, 2**16, 1), 0, 8),
+        ((64, 256, 4), 16, 8),
+        ((1, 96, 1024), 8, 8),
+        ((2**14, 4, 2), 2, 4),
+    ],
+)
+def test_decoding_a_bank_takes_no_more_memory_than_the_limit_counts(shape, row, bits):
+    """Coder 2 once took twelve times as much where tokens are short."""
+    cells, tokens, d = shape
+    header = replace(HEADER, columns=cells, width=cells, height=1, frames_per_clip=1, tokens=tokens, token_dim=d)
+    symbols = np.random.default_rng(0).integers(0, 2**bits, shape).astype(np.uint8)
+    bank = encode_bank(symbols, bits, -128.0, 1.0, hints=Hints(row, tuple(range(min(d, 3)))))
+    passes.cache_clear()
+    tracemalloc.start()
+    try:
+        found, _, z, s = decode_bank(bank, shape)
+        dequantize(found, z, s)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < header.clip_memory + 2**22  # tables have one size, whatever the bank's
+    assert (found == symbols).all()
 
 
 def test_limits_can_be_raised():

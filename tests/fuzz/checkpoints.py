@@ -23,6 +23,10 @@ CONFIG = Config(
     frames=2, cell=8, grid=(2, 1, 1), token_dim=18, frequencies=3, patch=8, width=8, heads=1, head_dim=8, depth=1,
     feed_forward=8, decoder_heads=1, decoder_head_dim=8, mlp_hidden=8,
 )  # fmt: skip
+CARRIERS = Config(
+    frames=2, cell=8, grid=(2, 2, 1), token_dim=18, frequencies=3, patch=8, width=8, heads=1, head_dim=8, depth=1,
+    feed_forward=8, decoder_heads=1, decoder_head_dim=16, mlp_hidden=8, carriers=16, switches=2, mixer_depth=1, mixer_width=32,
+)  # fmt: skip
 VALUES = (0, 1, -1, 2, 3, 64, 65, 1024, 65536, 65537, 2**31, 2**63, 2**64, 10**30, 1.5, -0.0, 1e308, 1e-320, math.nan,
           math.inf, -math.inf, True, False, None, "", "8", "lal", [], [1], {}, {"a": 1}, [2, 1, 1], [1024, 1024, 1024],
           [10**9] * 3, [[]])  # fmt: skip
@@ -30,17 +34,17 @@ DTYPES = ("F64", "F32", "F16", "BF16", "I8", "U8", "BOOL", "I64", "F8_E4M3", "f3
 DEEP = 100_000
 
 
-def _model() -> CoANeRV:
+def _model(config: Config = CONFIG) -> CoANeRV:
     """Weights that half precision holds exactly, so that the hash in a regression file fits on every machine."""
-    model = CoANeRV(CONFIG)
+    model = CoANeRV(config)
     for value in model.state_dict().values():
         value.copy_((torch.arange(value.numel()) * 37 % 64 - 32).reshape(value.shape) / 64)
     return model
 
 
-def tiny(folder: Path) -> Path:
+def tiny(folder: Path, config: Config = CONFIG) -> Path:
     """Write the smallest checkpoint there is."""
-    return save_checkpoint(_model(), folder, "fuzz")
+    return save_checkpoint(_model(config), folder, "fuzz")
 
 
 def identity(path: Path) -> tuple[str, bytes]:

@@ -141,10 +141,8 @@ def file_mutants(some: list[seeds.Seed]) -> Callable[[random.Random], Mutant]:
 
 
 def make_fuzzer(what: str, seed: int, memory: int, folder: Path) -> Fuzzer:
-    """The fuzzer of a part: parser, lanes, info, cli or checkpoint. `folder` is for files that it works with."""
-    if (
-        what == "lanes"
-    ):  # small files have one lane, and large ones would take long: this is the parser with four for all
+    """The fuzzer of a part, one of main's choices (carriers is cli with such a decoder); `folder` is for its files."""
+    if what == "lanes":  # small files have one lane; this is the parser with four for all
         bank_contexts.lanes_for = lambda symbols: 4
     if what in ("parser", "lanes"):
         return Fuzzer(targets.Parser(), file_mutants(seeds.format_seeds()), seed, memory)
@@ -154,15 +152,16 @@ def make_fuzzer(what: str, seed: int, memory: int, folder: Path) -> Fuzzer:
 
     if what == "checkpoint":
         return Fuzzer(checkpoints.Loader(folder), checkpoints.mutants(), seed, memory)
-    path = checkpoints.tiny(folder)
-    some = seeds.picture_seeds(checkpoints.identity(path), checkpoints.CONFIG)
+    config = checkpoints.CARRIERS if what == "carriers" else checkpoints.CONFIG
+    path = checkpoints.tiny(folder, config)
+    some = seeds.picture_seeds(checkpoints.identity(path), config)
     return Fuzzer(targets.CommandLine(folder, path), file_mutants(some), seed, memory)
 
 
 def main() -> int:
     """Run from the command line; 1 if anything was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["parser", "lanes", "info", "cli", "checkpoint"])
+    parser.add_argument("what", choices=["parser", "lanes", "info", "cli", "carriers", "checkpoint"])
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)

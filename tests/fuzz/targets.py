@@ -162,6 +162,8 @@ class CommandLine:
             found += ["--fps", rng.choice(("1", "50", "24000/1001"))]
         if rng.random() < 0.2:
             found += ["--start", "0.1", "--duration", rng.choice(("0.1", "999999999"))]
+        if rng.random() < 0.3:
+            found += rng.choice((["--scale", "0.3"], ["--scale", "2.5"], ["--size", "7x3"], ["--crop", "1,0,2,3"]))
         return found
 
     def __call__(self, data: bytes, rng: random.Random) -> str:

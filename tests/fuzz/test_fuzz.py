@@ -29,7 +29,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("what", "executions"), [("parser", 20_000), ("lanes", 4_000), ("info", 4_000), ("cli", 700), ("checkpoint", 500)]
+    ("what", "executions"),
+    [("parser", 20_000), ("lanes", 4_000), ("info", 4_000), ("cli", 700), ("carriers", 300), ("checkpoint", 500)],
 )
 def test_nothing_but_typed_errors(folder, what, executions):
     fuzzer = run.make_fuzzer(what, seed=6, memory=MEMORY, folder=folder)
