@@ -38,6 +38,7 @@ def encode(
     bits: int = 6,
     fit: bool = False,
     overlap: int = DEFAULT_OVERLAP,
+    motion: bool = True,
     coder: str = DEFAULT_CODER,
     fps: Fraction | int = 25,
     checkpoint: str | Path | None = None,
@@ -45,7 +46,7 @@ def encode(
     overwrite: bool = False,
 ) -> None:
     """Encode a video file, or RGB pictures (uint8 [H, W, 3], shown at `fps`), into a `.coa` file."""
-    options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap, coder=coder)
+    options = EncodeOptions(bits=bits, cells=(1, 1) if fit else None, overlap=overlap, motion=motion, coder=coder)
     loaded = _load(checkpoint, None, device)
     if isinstance(source, str | Path):
         encode_file(source, output, lambda: loaded, options, overwrite=overwrite)

@@ -48,6 +48,7 @@ def _facts(result: dict) -> Rows:
         ("times", f"median of {s['repeats']} after {s['warmup']} warm-up, in turns; files {_times(result)}"),
         ("token extraction", f"{encode['token_extraction_fps']:.3g} fps"),
         ("encoding 8x256x256 to tokens", f"{encode['clip_256_ms']:.0f} ms"),
+        ("the same without looking for motion", f"{encode['clip_256_without_motion_ms']:.0f} ms"),
         ("decoding engine on the file", f"{result['end_to_end']['engine_fps']:.3g} fps"),
         ("bf16, largest error", f"{result['bf16_error']['max_abs_diff'] * 255:.2f}/255"),
     ]

@@ -172,7 +172,8 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
     velocities = []
     for row in range(layout.y.count):
         top, vertical = sampling_matrix(layout.y, row, side)
-        strip = vertical @ frames[:, 0, top : top + vertical.shape[1]].astype(np.float32)
+        rows = slice(top, top + vertical.shape[1])
+        strip = np.stack([vertical @ frame[0, rows].astype(np.float32) for frame in frames]) / np.float32(255)
         for column in range(layout.x.count):
             left, horizontal = sampling_matrix(layout.x, column, side)
             luma = strip[:, :, left : left + horizontal.shape[1]] @ horizontal.T

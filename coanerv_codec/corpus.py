@@ -162,7 +162,7 @@ class Batch:
 
 def _resize(planes: np.ndarray, size: tuple[int, int]) -> Tensor:
     """Resize [n,h,w] uint8 to a size (height, width), float, with a filter against aliasing where it shrinks."""
-    x = torch.from_numpy(np.ascontiguousarray(planes)).float()[:, None]
+    x = torch.from_numpy(np.array(planes)).float()[:, None]  # a copy: the cache is mapped read-only
     if x.shape[-2:] != size:
         x = functional.interpolate(x, size, mode="bilinear", antialias=True, align_corners=False)
     return x[:, 0]

@@ -115,6 +115,15 @@ def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndar
     return encode_cells(encoder, chain.from_iterable(rows))
 
 
+def encode_moving(
+    encoder: Encoder, frames: np.ndarray, layout: Layout, motion: bool = True
+) -> tuple[np.ndarray, Layout]:
+    """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d], and the layout in which these move."""
+    if motion:
+        layout = find_motion(frames, layout, encoder.config.cell)
+    return encode_clip(encoder, frames, layout), layout
+
+
 def gather_clips(
     items: Iterable[Frame | Packet], frames: int, limit: int | None
 ) -> Iterator[tuple[list[Frame], list[Packet]]]:
@@ -171,8 +180,7 @@ def encode_video(
         pictures = [frame.yuv for frame in clip]
         pictures += pictures[-1:] * (model.config.frames - len(clip))  # the last clip is padded, and trimmed at decode
         frames = np.stack(pictures)
-        moving = find_motion(frames, layout, model.config.cell) if options.motion else layout
-        tokens = encode_clip(model.encoder, frames, moving)
+        tokens, moving = encode_moving(model.encoder, frames, layout, options.motion)
         if options.refine:
             tokens = refine_clip(
                 model.decoder, frames, moving, tokens, options.bits, options.refine, options.refine_from

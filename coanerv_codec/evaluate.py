@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from coanerv_codec.bank import DEFAULT_CODER, encode_bank
-from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, find_motion, plan_layout, sampling_matrix
+from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, plan_layout, sampling_matrix
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader, Writer
 from coanerv_codec.decoding import clip_tokens, decode_clip, layout_of, make_view
-from coanerv_codec.encoding import encode_clip, make_header
+from coanerv_codec.encoding import encode_moving, make_header
 from coanerv_codec.errors import InputError
 from coanerv_codec.metrics import ms_ssim, psnr, ssim
 from coanerv_codec.quantizer import quantize
@@ -110,9 +110,7 @@ def evaluate(
         if clip is None:
             continue
         layout = plan_layout(options.side, options.side, config.cell, options.overlap)
-        if options.motion:
-            layout = find_motion(clip, layout, config.cell)
-        tokens = encode_clip(checkpoint.model.encoder, clip, layout)
+        tokens, layout = encode_moving(checkpoint.model.encoder, clip, layout, options.motion)
         for bits in options.bits:
             better = tokens
             if options.refine:

@@ -254,8 +254,13 @@ def clip_bytes(clip: ClipRecord, frame_duration: int) -> bytes:
     parts += [signed(clip.pts[0])]
     parts += [] if even else map(varint, deltas)
     parts += [] if usual else [varint(clip.last_duration)]
-    parts += [signed(part) for velocity in clip.velocities for part in velocity]
+    parts += [velocity_bytes(clip)]
     return b"".join((*parts, clip.bank))
+
+
+def velocity_bytes(clip: ClipRecord) -> bytes:
+    """The part of a CLIP payload that says how cells move."""
+    return b"".join(signed(part) for velocity in clip.velocities for part in velocity)
 
 
 def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:

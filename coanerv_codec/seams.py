@@ -15,7 +15,7 @@ import numpy as np
 from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import yuv_to_rgb
-from coanerv_codec.encoding import encode_clip
+from coanerv_codec.encoding import encode_moving
 from coanerv_codec.errors import InputError
 from coanerv_codec.evaluate import code_clip
 from coanerv_codec.video import Frame, open_video
@@ -34,7 +34,8 @@ def read_frames(path: Path, count: int) -> np.ndarray:
 
 def code(clip: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout) -> tuple[int, np.ndarray]:
     """Encode and decode one clip [F,3,H,W] uint8: returns the bytes of its file and the frames that come back."""
-    return code_clip(clip, encode_clip(checkpoint.model.encoder, clip, layout), checkpoint, bits, layout)
+    tokens, moving = encode_moving(checkpoint.model.encoder, clip, layout)
+    return code_clip(clip, tokens, checkpoint, bits, moving)
 
 
 class BorderError(NamedTuple):
@@ -94,9 +95,9 @@ def ladder_table(clip: np.ndarray, checkpoint: Checkpoint) -> list[dict]:
     half = fixed_layout(width, height, (native.x.count + 1) // 2, (native.y.count + 1) // 2, DEFAULT_OVERLAP)
     rows = []
     for name, layout in (("--fit", fixed_layout(width, height, 1, 1, 0)), ("half", half), ("default", native)):
-        tokens = encode_clip(checkpoint.model.encoder, clip, layout)
+        tokens, moving = encode_moving(checkpoint.model.encoder, clip, layout)
         for bits in LADDER_BITS:
-            size, result = code_clip(clip, tokens, checkpoint, bits, layout)
+            size, result = code_clip(clip, tokens, checkpoint, bits, moving)
             psnr = _decibel(_squared_error(clip, result).mean())
             rows.append({"cells": name, "bits": bits, "bytes": size, "psnr": psnr})
     return rows

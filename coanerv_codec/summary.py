@@ -13,14 +13,27 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
     reader = Reader(file, limits, on_damage="skip")
     header = reader.header
     sizes = dict.fromkeys(
-        ("header", "symbols", "tables", "timestamps", "streams", "packets", "metadata", "index", "framing", "other"), 0
+        (
+            "header",
+            "symbols",
+            "tables",
+            "motion",
+            "timestamps",
+            "streams",
+            "packets",
+            "metadata",
+            "index",
+            "framing",
+            "other",
+        ),
+        0,
     )
     if not reader.damage:  # HEAD has been read before the walk begins; a damaged one counts as such
         sizes["header"] = len(records.header_bytes(header))
         sizes["framing"] = len(SIGNATURE) + FRAMING
     part_of = {b"strm": "streams", b"pckt": "packets", b"meta": "metadata"}
     part_of |= {b"indx": "index", b"TAIL": "index", b"head": "header"}
-    clips = frames = packets = 0
+    clips = frames = packets = moving = 0
     coders, bits, start, end = set(), set(), None, 0
     metadata: dict[str, dict[str, str]] = {scope: {} for scope in records.SCOPES}
     for chunk, item in reader.chunks():
@@ -29,7 +42,10 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
             bank = parse_bank(item.bank, header.bank_shape)
             sizes["symbols"] += bank.coded.symbol_bytes
             sizes["tables"] += len(item.bank) - bank.coded.symbol_bytes
-            sizes["timestamps"] += len(chunk.payload) - len(item.bank)
+            motion = len(records.velocity_bytes(item))
+            sizes["motion"] += motion
+            sizes["timestamps"] += len(chunk.payload) - len(item.bank) - motion
+            moving += sum(map(any, item.velocities))
             clips, frames = clips + 1, frames + len(item.pts)
             bits.add(bank.bits)
             coders.add(bank.coder)
@@ -65,6 +81,7 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
             "rows": header.rows,
             "overlap": header.overlap,
             "size": header.cell_size,
+            "moving_share": moving / (clips * header.columns * header.rows) if clips else 0.0,
         },
         "display": {
             "sample_aspect_ratio": str(header.sample_aspect_ratio) if header.sample_aspect_ratio else None,

@@ -11,14 +11,17 @@ from conftest import local_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coanerv_codec import decoding
+from coanerv_codec import decoding, records
 from coanerv_codec.cells import Layout, cut_row, find_motion, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import load_checkpoint, save_checkpoint
 from coanerv_codec.config import PRESETS
-from coanerv_codec.container import Reader
+from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.decoding import EngineOptions, View, decode_clip, layout_of, make_view, query_points
 from coanerv_codec.encoding import EncodeOptions, encode_clip, encode_video
+from coanerv_codec.errors import FormatError
 from coanerv_codec.motion import FASTEST, STEPS, find_velocity, offsets, reach
+from coanerv_codec.records import ClipRecord, Header
+from coanerv_codec.summary import summary
 from coanerv_codec.video import Frame, VideoInfo
 
 MOMENTS = np.arange(8, dtype=np.float32) / 8
@@ -208,3 +211,50 @@ def test_tokens_of_a_moving_cell_are_as_still_as_at_rest():
     switches = [encode_clip(encoder, moving((1, 0), 96), some)[4, :, -1] > 0 for some in (moved, layout)]
     assert not switches[0].any()
     assert switches[1].any()
+
+
+HEADER = Header(
+    checkpoint="tiny-00000000", checkpoint_sha256=bytes(32), frames_per_clip=2, tokens=3, token_dim=4, cell_size=16,
+    width=40, height=20, columns=2, rows=1, overlap=2, time_base=Fraction(1, 25), frame_duration=1,
+    frame_rate=Fraction(25),
+)  # fmt: skip
+
+
+def payload(*velocities: tuple[int, int]) -> bytes:
+    return records.clip_bytes(ClipRecord(0, 0, (0, 1), 1, b"bank", velocities), 1)
+
+
+@given(*[st.tuples(*[st.integers(-records.MAX_VELOCITY, records.MAX_VELOCITY)] * 2)] * 2)
+def test_velocities_are_stored_exactly_and_only_where_something_moves(left, right):
+    if any(left) or any(right):
+        clip = records.read_clip(payload(left, right), HEADER, DEFAULT_LIMITS)
+        assert (clip.velocities, clip.bank) == ((left, right), b"bank")
+    else:
+        with pytest.raises(FormatError, match="none does"):
+            records.read_clip(payload(left, right), HEADER, DEFAULT_LIMITS)
+    assert len(records.read_clip(payload(), HEADER, DEFAULT_LIMITS).velocities) == 0
+
+
+@pytest.mark.parametrize("velocity", [(records.MAX_VELOCITY + 1, 0), (0, -(2**40))])
+def test_velocities_beyond_reason_are_refused(velocity):
+    with pytest.raises(FormatError, match="pixels per frame, more than 8192"):
+        records.read_clip(payload((0, 0), velocity), HEADER, DEFAULT_LIMITS)
+
+
+def test_velocities_that_are_cut_short_or_announced_with_reserved_bits_are_refused():
+    data = payload((1, 2), (3, 4))
+    with pytest.raises(FormatError, match="CLIP"):
+        records.read_clip(data[:8], HEADER, DEFAULT_LIMITS)
+    with pytest.raises(FormatError, match="reserved"):
+        records.read_clip(data[:3] + bytes((data[3] | 8,)) + data[4:], HEADER, DEFAULT_LIMITS)
+
+
+def test_the_summary_counts_what_moves(checkpoint):
+    file = io.BytesIO()
+    frames = [Frame(i, 1, picture) for i, picture in enumerate(moving((1, -0.5), 96, 64, frames=9))]
+    info = VideoInfo(96, 64, Fraction(1, 25), frame_duration=1, rate=Fraction(25))
+    encode_video(info, frames, file, checkpoint, EncodeOptions())
+    facts = summary(io.BytesIO(file.getvalue()))
+    assert facts["cells"]["moving_share"] == 0.5  # the second clip is one frame, repeated
+    assert facts["bytes"]["motion"] >= 2 * 6
+    assert sum(facts["bytes"].values()) == len(file.getvalue())

@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "Check that .coa files are whole and can be decoded.",
     "demo": "Encode and decode a bundled clip, and show what comes back.",
     "evaluate": "Measure PSNR, SSIM and real file sizes over a folder of videos.",
+    "compare": "Draw rate against distortion next to x264 and AV1.",
     "seams": "Measure what cells and clips do to a video.",
     "bench": "Measure the speed of encoding and decoding on this machine.",
     "train": "Train a checkpoint on a folder of videos.",

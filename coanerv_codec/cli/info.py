@@ -47,7 +47,8 @@ def _lines(source: Path, facts: dict) -> Iterator[str]:
     yield (
         f"  tokens      {cells['columns']}x{cells['rows']} cells of {tokens['per_cell']}x{tokens['dim']} per "
         f"{tokens['frames_per_clip']} frames, {'/'.join(map(str, tokens['bits']))} bits, "
-        f"{'/'.join(tokens['coders']) or 'none'} coded, overlap {cells['overlap']}"
+        f"{'/'.join(tokens['coders']) or 'none'} coded, overlap {cells['overlap']}, "
+        f"{cells['moving_share']:.0%} move"
     )
     yield f"  checkpoint  {facts['checkpoint']['name']} (decoder {facts['checkpoint']['sha256'][:16]})"
     for stream in facts["streams"]:

@@ -111,18 +111,31 @@ def contexts_6bit(file: io.BytesIO) -> None:
     writer.finish()
 
 
+def moving_5bit(file: io.BytesIO) -> None:
+    """Cells that move in the first and the third clip."""
+    head = header(width=120, height=60, columns=2, overlap=4, frame_duration=1, time_base=Fraction(1, 25))
+    writer = Writer(file, head)
+    for clip, velocities in enumerate((((-6, 8), (0, 0)), (), ((1, 0), (65_536, -65_536)))):
+        symbols, z, s = quantize(tokens(head.bank_shape, clip), 5)
+        times = range(8 * clip, 8 * clip + 8)
+        writer.clip(times, 1, encode_bank(symbols, 5, z, s, CONTEXTS), velocities)
+    writer.finish()
+
+
 GOLDEN = {
     "v1.0-fit-6bit": fit_6bit,
     "v1.0-cells-vfr-audio-8bit": cells_vfr_audio,
     "v1.0-flat-2bit": flat_2bit,
     "v1.0-contexts-6bit": contexts_6bit,
+    "v1.0-moving-5bit": moving_5bit,
 }
 
 
 def plain(record) -> dict[str, str]:
-    """A record's fields as text."""
-    values = vars(record).items()
-    return {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in values if name != "bank"}
+    """A record's fields as text, but for the bank, and for the velocities of cells that stand still."""
+    left_out = {"bank"} | ({"velocities"} if not getattr(record, "velocities", True) else set())
+    values = ((name, value) for name, value in vars(record).items() if name not in left_out)
+    return {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in values}
 
 
 def describe(data: bytes) -> dict:
