@@ -221,7 +221,7 @@ def needed_share(decoder: AnyDecoder, tokens: Tensor, max_error: float = MAX_ERR
     line = torch.arange(decoder.config.cell) / (decoder.config.cell - 1)
     rows = max(1, separable_carriers.CPU_PASS // len(line))
     shares = []
-    for cell in separable_carriers.fold(decoder, tokens, torch.float32):
+    for cell in (separable_carriers.fold(decoder, bank, torch.float32) for bank in tokens):
         tables = separable_carriers.tables_of(decoder, cell, line, line)
         needed = separable_carriers.needed_tokens(decoder, cell, tables, rows, max_error)
         shares.append(needed.float().mean().item())

@@ -50,8 +50,8 @@ class Taste(NamedTuple):
         return round(fx**self.power + fy**self.power + moving + (0.0, self.u, self.v)[wave.channel], 6)
 
 
-# From still to moving. Fits to the energies of 16x11x8 cosine transforms of 61,600 blocks of (motion-compensated) video, split
-# into as many sets as there are modes so that the best 70 or 71 waves of each set keep most of it.
+# From still to moving. Fits to cosine transforms of video, its blocks split into as many sets as there are modes so that the
+# best 70 or 71 waves of each set keep most of it (tests/fit_tastes.py).
 TASTES = {
     2: (Taste(0.8, 6.0, 0.3, 5.6, 5.8), Taste(0.9, 0.25, 1.4, 3.2, 3.5)),
     4: (
