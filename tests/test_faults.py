@@ -296,6 +296,29 @@ def wait_until_caught(pid: int) -> None:
         time.sleep(0.001)
 
 
+SWALLOW = """
+import os, signal
+from coanerv_codec import cli
+from coanerv_codec.errors import CheckpointError
+
+def group(**options):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            pass
+    except SystemExit:
+        raise CheckpointError("is not a checkpoint") from None
+
+cli.group = group
+"""
+
+
+def test_a_signal_that_a_library_makes_another_error_of(start, tmp_path):
+    """safetensors did: SIGTERM while a checkpoint was read called the checkpoint damaged, in a line of its own."""
+    code, _, err = start(SWALLOW + COMMAND, ["coanerv", "info"], tmp_path).wait()
+    assert (code, err) == (143, "coanerv: terminated; no unfinished file is left behind\n")
+
+
 def test_a_second_signal_ends_it_at_once(command, source, outputs):
     child = command("encode", source, "-o", outputs / "a.coa", "--refine", 10**6)
     wait_until_open(child, outputs)

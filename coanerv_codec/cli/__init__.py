@@ -102,7 +102,7 @@ def main() -> None:
     for number in STOPPED:
         signal.signal(number, stop)
     try:
-        code = _run()
+        code = _run(signals)
     except BaseException:
         if not signals:
             raise
@@ -113,23 +113,29 @@ def main() -> None:
     sys.exit(_flush_stdout(code))
 
 
-def _run() -> int:
-    """Run the command; returns the exit code, after one line on stderr if it is not 0."""
+def _run(signals: list[int]) -> int:
+    """Run the command; returns the exit code, after one line on stderr if it is not 0 and no signal is the cause."""
     try:
         return group(standalone_mode=False) or 0
     except SystemExit as error:
         return error.code or 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
     except click.Abort:
         return 1
-    except CoanervError as error:
+    except (click.ClickException, CoanervError, OSError) as error:
+        # Within a library's C code a signal's exception may come out as another one, which would explain nothing.
+        return 1 if signals else _explain(error)
+
+
+def _explain(error: click.ClickException | CoanervError | OSError) -> int:
+    """Say what went wrong, in one line; returns the exit code."""
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, CoanervError):
         _complain(str(error))
         return error.exit_code
-    except OSError as error:
-        _complain(f"{error.filename or 'input or output'}: {error.strerror or error}")
-        return OutputError.exit_code if error.errno in FULL else 1
+    _complain(f"{error.filename or 'input or output'}: {error.strerror or error}")
+    return OutputError.exit_code if error.errno in FULL else 1
 
 
 def _complain(text: str) -> None:
