@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coanerv_codec.errors import InputError
-from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
+from coanerv_codec.motion import FINEST, STEPS, find_velocity, offsets, reach
 
 DEFAULT_OVERLAP = 4  # pixels: the smallest that leaves no seam (docs/cells.md)
 
@@ -179,5 +179,8 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
             luma = strip[:, :, left : left + horizontal.shape[1]] @ horizontal.T
             found = find_velocity(luma)
             pitches = ((axis.extent - 1) / (side - 1) for axis in (layout.x, layout.y))  # pixels per sample
-            velocities.append(tuple(round(v * pitch) for v, pitch in zip(found, pitches, strict=True)))
+            # To the steps of the search again: what lies between them would be decoded frame by frame.
+            velocities.append(
+                tuple(FINEST * round(v * pitch / FINEST) for v, pitch in zip(found, pitches, strict=True))
+            )
     return replace(layout, velocities=tuple(velocities) if any(map(any, velocities)) else ())

@@ -19,7 +19,7 @@ from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.decoding import EngineOptions, View, decode_clip, layout_of, make_view, query_points
 from coanerv_codec.encoding import EncodeOptions, encode_clip, encode_video
 from coanerv_codec.errors import FormatError
-from coanerv_codec.motion import FASTEST, STEPS, find_velocity, offsets, reach
+from coanerv_codec.motion import FASTEST, FINEST, STEPS, find_velocity, offsets, reach
 from coanerv_codec.records import ClipRecord, Header
 from coanerv_codec.summary import summary
 from coanerv_codec.video import Frame, VideoInfo
@@ -86,6 +86,10 @@ def test_each_cell_has_its_own_velocity_in_pixels_of_the_picture():
     assert layout.velocities == ((2 * STEPS, 0), (0, 0))
     small = find_motion(moving((3, -1.5), 256), fixed_layout(256, 256, 1, 1, 0), 128)
     assert np.abs(small.velocity(0) - (3, -1.5)).max() <= 0.26
+    # Also where a cell covers a little more than its own number of pixels.
+    found = find_motion(moving((5, -2.25), 256), plan_layout(256, 256, 128), 128)
+    assert np.abs(np.array(found.velocities) - (40, -18)).max() <= 2
+    assert not (np.array(found.velocities) % FINEST).any()
     assert find_motion(moving((0, 0), 64), plan_layout(64, 64, 32), 32).velocities == ()
 
 
