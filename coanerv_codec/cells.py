@@ -178,7 +178,7 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
             left, horizontal = sampling_matrix(layout.x, column, side)
             luma = strip[:, :, left : left + horizontal.shape[1]] @ horizontal.T
             found = find_velocity(luma)
-            pitches = ((axis.extent - 1) / (side - 1) for axis in (layout.x, layout.y))  # pixels per sample
+            pitches = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
             # To the steps of the search again: what lies between them would be decoded frame by frame.
             velocities.append(
                 tuple(FINEST * round(v * pitch / FINEST) for v, pitch in zip(found, pitches, strict=True))

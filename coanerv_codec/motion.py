@@ -30,7 +30,7 @@ def reach(velocity: np.ndarray, frames: int) -> np.ndarray:
 
 
 def find_velocity(luma: np.ndarray) -> tuple[int, int]:
-    """Luma [F,S,S] of a cell in [0, 1], S even -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay.
+    """Luma [F,S,S] of a cell in [0, 1] -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay.
 
     Looks for the velocity along which the frames agree best: their spectra, turned by the phase of the shift, add up to the
     most energy. The window that hides the edges stands still and pulls the answer towards zero, so there is a second look at
@@ -38,7 +38,8 @@ def find_velocity(luma: np.ndarray) -> tuple[int, int]:
     """
     if luma.shape[-1] < SMALLEST or luma.var(0).mean() < VISIBLE**2:
         return 0, 0
-    luma = luma.reshape(len(luma), luma.shape[1] // 2, 2, -1, 2).mean((2, 4))  # half size is fine enough
+    half = luma.shape[-1] // 2  # half size is fine enough; an odd last row and column are left out
+    luma = luma[:, : 2 * half, : 2 * half].reshape(len(luma), half, 2, half, 2).mean((2, 4))
     side, unit = luma.shape[-1], STEPS // 2  # in this function a velocity of STEPS is half a sample
     first, _ = _search(luma, ((2 * STEPS, FASTEST // 2), (STEPS, 1), (unit, 1)), COARSE)
     shifts = np.rint(np.outer(offsets(len(luma)), first) / (2 * STEPS)).astype(int)  # [F,2], whole samples
