@@ -27,8 +27,8 @@ from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.curves import Chart, svg
 
 WIDTH, HEIGHT, RATE, SOUND = 96, 64, 25, 48000
-SHORT = 8  # seconds of the video that sets the limit: several clips, so that everything is loaded and warm
-WARM_UP = 1.5  # times what the short video takes: left out of the slope
+SHORT = 8  # seconds of the video that sets the limit: several clips, so that everything is loaded
+WARM_UP = 0.05  # share of the run that is left out of the slope: libraries load at their own pace on busy cores
 
 
 def make_long_video(path: Path, seconds: int) -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = ["--checkpoint", save_checkpoint(local_model(), folder, "tiny")] if options.tiny else []
-        limits, warm_up = {}, {}
+        limits = {}
         for length, seconds in (("short", SHORT), ("long", round(60 * options.minutes))):
             source, coa, result = (folder / f"{length}{suffix}" for suffix in (".mp4", ".coa", options.suffix))
             make_long_video(source, seconds)
@@ -104,14 +104,14 @@ def main() -> None:
                 samples, peak = watch([*arguments, *model], limits.get(job))
                 if length == "short":
                     limits[job] = peak + options.margin * 2**20
-                    warm_up[job] = WARM_UP * samples[-1][0]
                     continue
-                warm = [sample for sample in samples if sample[0] >= warm_up[job]]
-                growth = slope(warm) * samples[-1][0] / options.minutes * 60
+                took = samples[-1][0]
+                warm = [sample for sample in samples if sample[0] >= WARM_UP * took]
+                growth = slope(warm) * took / options.minutes * 60
                 runs[job] = {
                     "limit_mb": round(limits[job] / 2**20),
-                    "seconds": round(samples[-1][0]),
-                    "warm_up_seconds": round(warm_up[job]),
+                    "seconds": round(took),
+                    "warm_up_seconds": round(WARM_UP * took),
                     "rss_mb_min": round(min(rss for _, rss in warm), 1),
                     "rss_mb_max": round(max(rss for _, rss in warm), 1),
                     "growth_mb_per_hour_of_video": round(growth, 2),

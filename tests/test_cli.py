@@ -157,6 +157,20 @@ def test_nothing_heavy_is_imported_for_help_and_info(coa, arguments):
     assert done.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has GNU's OpenMP on Linux only")
+@pytest.mark.parametrize(
+    ("said", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")]
+)
+def test_threads_soon_wait_asleep_unless_told_otherwise(use_checkpoint, coa, tmp_path, said, spins):
+    """As OpenMP itself reports it, which reads it once, when torch is imported."""
+    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {"PYTHONPATH": str(Path(errors.__file__).parents[1]), "OMP_DISPLAY_ENV": "verbose", **said}
+    command = [sys.executable, "-m", "coanerv_codec", "decode", coa, "-o", tmp_path / "a.y4m", "-q"]
+    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=True)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
 # --- help ---------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,7 @@ def group() -> None:
 def main() -> None:
     """Run the command line; every expected failure ends in one line on stderr and a documented exit code."""
     _open_standard_streams()
+    _wait_politely()
     signals: list[int] = []
     ended = False
 
@@ -152,6 +153,16 @@ def _open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+
+
+def _wait_politely() -> None:
+    """Let torch's threads spin for a moment only, then wait asleep: on cores that others use, too, spinning takes work's time.
+
+    GNU's OpenMP reads this when torch is imported (docs/performance.md tells what it gives). Who has chosen how to wait keeps
+    that choice.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _flush_stdout(code: int) -> int:
