@@ -171,6 +171,19 @@ def test_threads_soon_wait_asleep_unless_told_otherwise(use_checkpoint, coa, tmp
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted as Linux lists them")
+@pytest.mark.parametrize(("said", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
+def test_numpy_has_no_threads_of_its_own_unless_told_otherwise(said, threads):
+    code = (
+        "import os; from coanerv_codec.cli import _wait_politely; _wait_politely(); "
+        "import numpy; numpy.ones((600, 600)) @ numpy.ones((600, 600)); print(len(os.listdir('/proc/self/task')))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")}
+    environment |= {"PYTHONPATH": str(Path(errors.__file__).parents[1]), **said}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, text=True, check=True)
+    assert int(done.stdout.split()[-1]) == min(threads, os.cpu_count())
+
+
 # --- help ---------------------------------------------------------------------------------------------------------
 
 

@@ -158,11 +158,12 @@ def _open_standard_streams() -> None:
 def _wait_politely() -> None:
     """Let torch's threads spin for a moment only, then wait asleep: on cores that others use, too, spinning takes work's time.
 
-    GNU's OpenMP reads this when torch is imported (docs/performance.md tells what it gives). Who has chosen how to wait keeps
-    that choice.
+    GNU's OpenMP reads this when torch is imported (docs/performance.md tells what it gives). NumPy's products are small here,
+    so its own threads, which spin too, would only get in the way of torch's. Who has chosen keeps that choice.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _flush_stdout(code: int) -> int:
