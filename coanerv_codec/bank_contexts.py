@@ -15,7 +15,9 @@ from coanerv_codec.rans import Unpacker, lanes_for
 from coanerv_codec.token_order import Pass, passes, predict
 
 MAX_TOKENS = 1 << 20  # in a bank: bounds the memory that contexts take
-MAX_SWITCHES = 3
+MAX_SWITCHES = 4
+# About the bits it takes to tell that a mean is the same as the channel before, that it is not, and each half octave of it.
+STAY, TELL, TELL_MORE = 0.3, 2.5, 1.5
 WORTH = 28  # a channel is smooth where prediction saves about so many nats
 
 
@@ -47,7 +49,7 @@ class Coded(NamedTuple):
 def encode(symbols: np.ndarray, bits: int, z: float, s: float, hints: Hints) -> tuple[int, bytes]:
     """The low nibble of the bank's second byte, and all that follows z and s, for symbols [cells, N, d]."""
     model, given = _choose(symbols, bits, _zero_level(symbols, bits, z, s), hints)
-    if not (given.means.any() or model.switches):
+    if (symbols == model.level).all():
         return 0, bytes((model.level, 0, 0))
     writer = contexts.Writer()
     contexts.walk(model, symbols.shape, writer, given)
@@ -145,12 +147,9 @@ def _choose(symbols: np.ndarray, bits: int, zero: int, hints: Hints) -> tuple[Mo
 
     size = 1 << bits
     magnitudes = np.minimum(residuals % size, -residuals % size)
-    means = np.zeros((1 << len(switches), d), np.int64)
-    for m in range(len(means)):
-        here = magnitudes[:, modes == m]
-        means[m] = _class_of(here.sum(axis=1), here.shape[1]) if here.size else means[m - 1]
-    steps = [mean_steps(means, m) for m in range(len(means))]
-    spread = int(_class_of(np.abs(steps).sum(), np.size(steps)))
+    of_mode = (np.arange(1 << len(switches))[:, None] == modes).astype(np.int64)  # [modes, T]
+    means = _cheapest_means(of_mode @ magnitudes.T, of_mode.sum(axis=1))
+    spread = int(_class_of(np.abs(mean_steps(means)).sum(), means.size))
     return model._replace(spread=spread), Given(channels, modes, means)
 
 
@@ -160,6 +159,32 @@ def _residuals(values: np.ndarray, lattice: list[Pass]) -> np.ndarray:
     for part in lattice:
         left[:, part.tokens] = values[:, part.tokens] - predict(values, part)
     return left
+
+
+def _cheapest_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Means [modes, d] for `counts` [modes] magnitudes that add up to totals [modes, d]: those that cost least, told and used.
+
+    A mean that is a little off costs the symbols less than telling it where there are few of them, so the path of least
+    cost along the channels is taken.
+    """
+    classes = np.arange(CLASSES)
+    mean = 2.0 ** ((classes - MIDDLE) / 2)
+    used = counts[:, None, None] * np.log2(1 + 2 * mean) + totals[..., None] * np.log2(
+        1 + 1 / mean
+    )  # [modes, d, classes]
+    used[..., 0] = np.where(totals > 0, np.inf, 0.0)
+    steps = np.abs(classes[:, None] - classes)
+    told = np.where(steps, TELL + TELL_MORE * steps, STAY)  # [from, to]
+    cost, origins = told[MIDDLE] + used[:, 0], []
+    for channel in range(1, totals.shape[1]):
+        paths = cost[:, :, None] + told  # [modes, from, to]
+        origins.append(paths.argmin(axis=1))
+        cost = np.take_along_axis(paths, origins[-1][:, None], 1)[:, 0] + used[:, channel]
+    means = np.empty(totals.shape, np.int64)
+    means[:, -1] = cost.argmin(axis=1)
+    for channel in range(totals.shape[1] - 1, 0, -1):
+        means[:, channel - 1] = np.take_along_axis(origins[channel - 1], means[:, channel, None], 1)[:, 0]
+    return means
 
 
 def _class_of(total: np.ndarray, count: int) -> np.ndarray:

@@ -218,20 +218,19 @@ def _code_modes(
 
 
 def _code_means(model: Model, d: int, coder: Writer | Reader, given: Given | None) -> np.ndarray:
-    """M [modes, d]: in the first mode as differences along the channels, in others from the mode before."""
+    """M [modes, d], as differences along the channels of each mode."""
     tables = Tables(geometric(MEANS)[model.spread : model.spread + 1])
     means = np.empty((1 << len(model.switches), d), np.int64)
     classes = np.zeros(d, np.int64)
     for m in range(len(means)):
-        steps = None if given is None else mean_steps(given.means, m) % MEANS
-        steps = coder.code(tables, classes, steps)
+        steps = coder.code(tables, classes, None if given is None else mean_steps(given.means[m]) % MEANS)
         tables.learn(classes, steps)
-        means[m] = (means[m - 1] + steps if m else MIDDLE + np.cumsum(steps)) % MEANS
+        means[m] = (MIDDLE + np.cumsum(steps)) % MEANS
     if means.max() >= CLASSES:
         raise FormatError(f"token bank: mean {means.max()}, not 0 to {CLASSES - 1}")
     return means
 
 
-def mean_steps(means: np.ndarray, mode: int) -> np.ndarray:
-    """What is coded of the means of a mode [d]."""
-    return means[mode] - means[mode - 1] if mode else np.diff(means[0], prepend=MIDDLE)
+def mean_steps(means: np.ndarray) -> np.ndarray:
+    """What is coded of the means of a mode, or of several [..., d]."""
+    return np.diff(means, prepend=MIDDLE)

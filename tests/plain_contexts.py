@@ -122,11 +122,10 @@ def decode(data, shape):
         modes = [mode + 2**i * bit[t] for t, mode in enumerate(modes)]
 
     table, means = Table([geometric(spread, 32)]), []
-    for m in range(2**n):
+    for _ in range(2**n):
         read = lanes.block(table, [0] * d)
         table.learn((0, symbol) for symbol in read)
-        before = means[m - 1] if m else [14 + sum(read[:c]) for c in range(d)]
-        means.append([(a + e) % 32 for a, e in zip(before, read, strict=True)])
+        means.append([(14 + sum(read[: c + 1])) % 32 for c in range(d)])
 
     table = Table([geometric(k, 2**bits) for k in range(30)])
     activity, expected, symbols = [128] * total, 128, [None] * d
