@@ -31,7 +31,7 @@ from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.decoder import Decoder
 from coanerv_codec.device import has_bf16, has_fast_bf16, keep_freed_memory, pick_device
 from coanerv_codec.encoding import EncodeOptions, choose_layout, encode_clip, encode_moving, encode_video
-from coanerv_codec.engine import MAX_ERROR, decode_grid, tile_within
+from coanerv_codec.engine import decode_grid, tile_within
 from coanerv_codec.errors import InputError
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.version import __version__
@@ -81,7 +81,7 @@ def run(
         "version": __version__,
         "machine": machine(chosen),
         "settings": {
-            **{"width": width, "height": height, "frames": len(pictures), "tile": tile, "max_error": MAX_ERROR},
+            **{"width": width, "height": height, "frames": len(pictures), "tile": tile},
             **{"source": source.name if source else "moving test picture", "checkpoint": checkpoint.name},
             **{"cells": layout.cells, "warmup": WARMUP, "repeats": REPEATS, "time": "median of the repeats"},
         },
@@ -179,11 +179,8 @@ def machine(device: torch.device) -> dict:
 # --- engines ------------------------------------------------------------------------------------------------------
 
 
-def flop_per_pixel(decoder: AnyDecoder, engine: str, tile: int = 64, needed: float = 1.0) -> float:
-    """Count the floating-point operations in the matrix products of one pixel of one frame, small tables left out.
-
-    `needed` is the share of tokens that the fast engine sums, on average.
-    """
+def flop_per_pixel(decoder: AnyDecoder, engine: str, tile: int = 64) -> float:
+    """Count the floating-point operations in the matrix products of one pixel of one frame, small tables left out."""
     config = decoder.config
     n, heads, hidden, frames = config.tokens, config.decoder_heads, config.mlp_hidden, config.frames
     inner, carriers, harmonics = heads * config.decoder_head_dim, config.carriers, 0
@@ -195,11 +192,12 @@ def flop_per_pixel(decoder: AnyDecoder, engine: str, tile: int = 64, needed: flo
     if not carriers:
         projections = config.gamma_dim * inner + inner * config.token_dim + config.token_dim * hidden
         return 2 * (projections + 2 * n * inner + later) + shared
-    if engine == "separable":  # retrieval, denominators and the first layers once for all frames
+    gx, gy, _ = config.grid
+    if engine == "separable":  # sums along x and y and the first layers once for all frames
         harmonics = len(torch.cat([decoder.harmonics[:, 2].abs(), decoder.harmonics.new_zeros(1)]).unique())
-        once = heads * n * (needed * carriers + 1) + carriers * (hidden + 3)
-        return 2 * (once / frames + harmonics * (hidden + 3) + later) + shared
-    retrieval = 4 * config.spatial_frequencies * inner + n * (inner + heads * carriers)
+        along = heads * gy * (gx / config.cell + rows_summed(decoder)) + hidden + 3
+        return 2 * (along * carriers / frames + harmonics * (hidden + 3) + later) + shared
+    retrieval = heads * (2 * config.spatial_frequencies * (gx + gy) + n * (carriers + 1))
     return 2 * (retrieval + carriers * (hidden + 3) + later) + shared
 
 
@@ -214,18 +212,12 @@ def cell_flop(decoder: AnyDecoder) -> int:
     return 2 * config.tokens * (sum(layer.weight.numel() for layer in layers) + mixing)
 
 
-def needed_share(decoder: AnyDecoder, tokens: Tensor, max_error: float = MAX_ERROR) -> float:
-    """Return the share of tokens that the fast engine sums on average in cells of native size."""
-    if not isinstance(decoder, CarrierDecoder) or tokens.is_cuda:
-        return 1.0
-    line = torch.arange(decoder.config.cell) / (decoder.config.cell - 1)
-    rows = max(1, separable_carriers.CPU_PASS // len(line))
-    shares = []
-    for cell in (separable_carriers.fold(decoder, bank, torch.float32) for bank in tokens):
-        tables = separable_carriers.tables_of(decoder, cell, line, line)
-        needed = separable_carriers.needed_tokens(decoder, cell, tables, rows, max_error)
-        shares.append(needed.float().mean().item())
-    return statistics.mean(shares)
+def rows_summed(decoder: CarrierDecoder) -> float:
+    """Return the share of the rows of tokens that the fast engine sums in a pass, on average, in cells of native size."""
+    line = torch.arange(decoder.config.cell, device=decoder.base.device) / (decoder.config.cell - 1)
+    along_y = separable_carriers.attention(decoder, 1, line)
+    passes = separable_carriers.rows_needed(along_y, max(1, separable_carriers.CPU_PASS // len(line)))
+    return statistics.mean((last - first) / along_y.shape[2] for first, last in passes)
 
 
 def bench_engines(
@@ -251,12 +243,11 @@ def bench_engines(
             works.append(lambda d=decoder, b=bank, g=grid, o=options, n=pieces: _decode_cells(d, b, g, o, n))
             pixels = pieces * grid[0].numel() * grid[1].numel() * grid[2].numel()
             exact, decoded = (decode_grid(decoder, bank[:1], *grid, **o) for o in (options | REFERENCE, options))
-            needed = needed_share(decoder, bank[: 4 * CELLS]) if engine == "separable" else 1.0
             entries.append(
                 {
                     **{"preset": preset, "engine": engine, "precision": precision, "pixels_timed": pixels},
-                    "flop_per_pixel": flop_per_pixel(decoder, engine, tile, needed),
-                    **{"tokens": decoder.config.tokens, "cell": decoder.config.cell, "tokens_summed": needed},
+                    "flop_per_pixel": flop_per_pixel(decoder, engine, tile),
+                    **{"tokens": decoder.config.tokens, "cell": decoder.config.cell},
                     "max_abs_diff": (decoded - exact).abs().max().item(),
                 }
             )

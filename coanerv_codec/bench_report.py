@@ -35,7 +35,6 @@ def tables(result: dict) -> list[tuple[str, tuple[str, ...], Rows]]:
 
 def _facts(result: dict) -> Rows:
     s, m, peak, encode = (result[k] for k in ("settings", "machine", "gemm_peak", "encode"))
-    fast = next((e for e in result["decode"] if e["engine"] == "separable"), None)
     rows = [
         (
             "pictures",
@@ -52,9 +51,6 @@ def _facts(result: dict) -> Rows:
         ("decoding engine on the file", f"{result['end_to_end']['engine_fps']:.3g} fps"),
         ("bf16, largest error", f"{result['bf16_error']['max_abs_diff'] * 255:.2f}/255"),
     ]
-    if fast:
-        summed = f"{fast['tokens_summed']:.0%} on average, for an error of at most 1/{1 / s['max_error']:.0f}"
-        rows.append(("tokens summed per pass", summed))
     return rows
 
 

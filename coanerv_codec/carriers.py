@@ -2,20 +2,27 @@
 
 The paper's decoder has to learn its texture from attention profiles. Here a token holds amplitudes of C carrier waves:
 
-    u_c(x,y)   = sum_h sum_n softmax_n(q_h(x,y) . k_hn / (tau sqrt(d_h))) v_hnc      temperature-modulated attention in space
-    m_c(x,y,t) = u_c(x,y) cos(pi j_cx X) cos(pi j_cy Y) cos(pi j_ct T)      X, Y, T: the coordinate in units of the token grid
-    pixel      = W m + MLP(m) + 1/2
+    a_h(n; x,y) = softmax_i(g(x).k_hi / (tau sqrt(d_h))) softmax_j(g(y).l_hj / (tau sqrt(d_h)))  token n in column i, row j
+    u_c(x,y)    = sum_h sum_n a_h(n; x,y) v_hnc
+    m_c(x,y,t)  = u_c(x,y) cos(pi j_cx X) cos(pi j_cy Y) cos(pi j_ct T)     X, Y, T: the coordinate in units of the token grid
+    pixel       = W m + MLP(m) + 1/2
 
+Attention is modulated by a temperature as in the paper, over the columns and over the rows of the token grid: the keys of
+tokens are where they stand, not what they hold, which makes it a product and the decoder cheap (`separable_carriers.py`).
 With narrow attention this contains the lapped cosine transforms that classical codecs are built on, and it starts as one
 (`lapped_start.py`); from there keys, values and MLP learn. All of time is in the carriers, so retrieval is done once for
 all frames.
 
 A wave's phase is the same at every token but for its sign, which is folded into the values, so that equal content gives equal
 tokens wherever it stands. The signs of a token's last values, its switches, say which set of waves the others stand for: from
-many waves in space (what is still) to coarse ones at every rate of change (what moves). Before keys and values are read, a
-small mixer lets the tokens see each other: it costs nothing per pixel.
+many waves in space (what is still) to coarse ones at every rate of change (what moves). The last switch says that the token
+lends: a set has three parts of A/2 waves each, in the order of their importance; a token stores the first two of its set, but
+one that lends stores only the first, and in place of its second the third part of its partner, half the grid away. So a
+detailed place can have thrice the waves of a flat one at the same number of values.
 
-Shapes: B cells, N tokens, d token width, M modes, C carriers, H heads, Q positions, T times.
+Before values are read, a small mixer lets the tokens see each other: it costs nothing per pixel.
+
+Shapes: B cells, N tokens, d token width, A amplitudes, M sets, C carriers, H heads, Q positions, T times.
 """
 
 import math
@@ -29,7 +36,28 @@ from coanerv_codec.attention import MixerBlock
 from coanerv_codec.config import Config
 from coanerv_codec.positions import encode_axis, frequency_bank
 
-SWITCH_GAIN = 60.0  # turns a switch, about 0.1 or -0.1 (`analysis.SWITCH`), into a choice
+SWITCH = 0.1  # size of a token's switches, which say one bit of its mode each: +SWITCH for 1, -SWITCH for 0
+
+
+def switches_of(mode: Tensor, count: int) -> Tensor:
+    """Modes [...] -> the switches that say so [...,count]."""
+    bits = mode[..., None] >> torch.arange(count, device=mode.device) & 1
+    return SWITCH * (2.0 * bits - 1)
+
+
+def mode_of(switches: Tensor) -> Tensor:
+    """Switches [...,count], whose signs count -> modes [...]."""
+    return ((switches > 0).long() << torch.arange(switches.shape[-1], device=switches.device)).sum(-1)
+
+
+def pair_up(tokens: Tensor) -> Tensor:
+    """Something of N tokens [B,N,...] -> of the partners in each pair [B,2,N/2,...]."""
+    return tokens.unflatten(1, (2, -1))
+
+
+def partner(tokens: Tensor) -> Tensor:
+    """Something of N tokens [B,N,...] -> the same of each token's partner."""
+    return pair_up(tokens).flip(1).flatten(1, 2)
 
 
 class CarrierDecoder(nn.Module):
@@ -38,33 +66,38 @@ class CarrierDecoder(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        d, waves, width = config.token_dim, config.carriers, config.mixer_width
-        inner = config.decoder_heads * config.decoder_head_dim
-        self.mix = nn.Linear(d, width)
+        waves, width = config.carriers, config.mixer_width
+        self.mix = nn.Linear(waves, width)
+        self.mode_base = nn.Parameter(torch.randn(config.modes, width) * 0.02)
         self.base = nn.Parameter(torch.randn(config.tokens, width) * 0.02)
         self.mixer = nn.ModuleList(MixerBlock(width) for _ in range(config.mixer_depth))
         self.norm = nn.LayerNorm(width)
-        self.query = nn.Linear(4 * config.spatial_frequencies, inner, bias=False)
-        self.key_base = nn.Parameter(torch.randn(config.tokens, inner) * 0.02)  # where token n is read
-        self.key = nn.Linear(width, inner, bias=False)
-        self.value = nn.Linear(d, config.modes * config.decoder_heads * waves, bias=False)
-        self.switch_gain = nn.Parameter(torch.tensor(SWITCH_GAIN))
+        gx, gy, _ = config.grid
+        self.key_x = nn.Parameter(torch.randn(config.decoder_heads, gx, 2 * config.spatial_frequencies) * 0.02)
+        self.key_y = nn.Parameter(torch.randn(config.decoder_heads, gy, 2 * config.spatial_frequencies) * 0.02)
+        self.value = nn.Linear(waves, config.decoder_heads * waves, bias=False)
         self.mixed_value = nn.Linear(width, config.decoder_heads * waves)
         self.linear = nn.Linear(waves, 3)
         widths = [waves] + [config.mlp_hidden] * (config.mlp_depth - 1) + [3]
         self.mlp = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         # Which waves there are is part of the weights: a checkpoint must not depend on how a later version would choose.
         self.register_buffer("harmonics", torch.zeros(waves, 3))
+        self.register_buffer("sets", torch.zeros(config.sets, 3, config.amplitudes // 2))  # numbers of carriers
         self.register_buffer("w_s", frequency_bank(2.0 * config.cell, config.spatial_frequencies), persistent=False)
 
     @property
     def scale(self) -> float:
         """The factor on the logits, 1/(tau sqrt(d_h))."""
-        return 1.0 / (self.config.temperature * math.sqrt(self.config.decoder_head_dim))
+        return 1.0 / (self.config.temperature * math.sqrt(self.key_x.shape[-1]))
 
-    def gamma(self, xy: Tensor) -> Tensor:
-        """Positional encoding of positions [...,2] -> [...,4k_s]."""
-        return torch.cat([encode_axis(u, self.w_s) for u in xy.unbind(-1)], dim=-1)
+    def attend(self, axis: int, u: Tensor) -> Tensor:
+        """Attention along an axis (0 x, 1 y): coordinates [...] -> what each column or row counts [...,H,count], sum 1."""
+        key = self.key_y if axis else self.key_x
+        # Logits of a narrow window are large numbers that nearly cancel: in double precision up to their exponential.
+        with torch.autocast(u.device.type, enabled=False):
+            encoded = encode_axis(u.double(), self.w_s)
+            logits = torch.einsum("...g,hng->...hn", encoded, key.double() * self.scale)
+            return torch.softmax(logits, dim=-1).to(u.dtype)
 
     def wave(self, axis: int, u: Tensor) -> Tensor:
         """Values of all carriers' factors along an axis (0 x, 1 y, 2 t): coordinates [...] -> [...,C]."""
@@ -80,36 +113,32 @@ class CarrierDecoder(nn.Module):
         steps = torch.stack([x, y, t], dim=-1).reshape(-1, 3).to(self.harmonics) @ self.harmonics.T
         return 1 - 2 * (steps % 2)
 
-    def mode_weights(self, tokens: Tensor) -> Tensor:
-        """Tokens [B,N,d] -> how much each mode counts [B,N,M], adding up to one: nearly one for the mode that is meant."""
-        weights = tokens.new_ones(*tokens.shape[:-1], 1)
-        for up in torch.sigmoid(self.switch_gain * tokens[..., self.config.amplitudes :]).unbind(-1):
-            up = up[..., None]
-            weights = torch.cat([weights * (1 - up), weights * up], dim=-1)
-        return weights
+    def spread(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B,N,d] -> their modes [B,N], and their amplitudes, each at the carrier it stands for [B,N,C]."""
+        stored, switches = tokens.split([self.config.amplitudes, self.config.switches], dim=-1)
+        mode = mode_of(switches)
+        low, high = stored.chunk(2, dim=-1)
+        lends = (mode >= self.config.sets)[..., None]
+        own, lent = torch.where(lends, 0.0, high), partner(torch.where(lends, high, 0.0))
+        where = self.sets.long()[mode % self.config.sets].flatten(2)
+        nothing = tokens.new_zeros(*tokens.shape[:-1], self.config.carriers)
+        return mode, nothing.scatter(-1, where, torch.cat([low, own, lent], dim=-1))
 
-    def keys_values(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B,N,d] -> keys [B,H,N,d_h], values [B,H,N,C]."""
-        x = self.mix(tokens) + self.base
+    def values(self, tokens: Tensor) -> Tensor:
+        """Tokens [B,N,d] -> values [B,H,N,C]."""
+        mode, amplitudes = self.spread(tokens)
+        x = self.mix(amplitudes) + self.mode_base[mode] + self.base
         for block in self.mixer:
             x = block(x)
-        x = self.norm(x)
-        heads = self.config.decoder_heads
-        key = (self.key_base + self.key(x)).unflatten(-1, (heads, -1)).transpose(1, 2)
-        value = self.value(tokens).unflatten(-1, (self.config.modes, -1))  # [B,N,M,H*C]
-        value = (self.mode_weights(tokens)[..., None] * value).sum(-2) + self.mixed_value(x)
-        return key, value.unflatten(-1, (heads, -1)).transpose(1, 2) * self.signs()
+        values = self.value(amplitudes) + self.mixed_value(self.norm(x))
+        return values.unflatten(-1, (self.config.decoder_heads, -1)).transpose(1, 2) * self.signs()
 
     def retrieve(self, tokens: Tensor, xy: Tensor) -> Tensor:
         """Tokens [B,N,d], positions [B,Q,2] or [Q,2] -> amplitudes u [B,Q,C]."""
-        key, value = self.keys_values(tokens)
-        # Logits of a narrow window are large numbers that nearly cancel, so bf16 would not do here.
-        with torch.autocast(tokens.device.type, enabled=False):
-            query = self.query(self.gamma(xy)).unflatten(-1, (self.config.decoder_heads, -1)).transpose(-3, -2)
-            query = query.expand(len(tokens), -1, -1, -1)
-            return functional.scaled_dot_product_attention(
-                query, key.to(query.dtype), value.to(query.dtype), scale=self.scale
-            ).sum(1)
+        values = self.values(tokens).flatten(1, 2)  # [B,HN,C]
+        x, y = (self.attend(axis, u) for axis, u in enumerate(xy.unbind(-1)))
+        weights = (y[..., :, None] * x[..., None, :]).flatten(-3)  # [...,Q,HN]
+        return weights.expand(len(tokens), -1, -1) @ values
 
     def paint(self, m: Tensor) -> Tensor:
         """Modulated carriers [...,C] -> pixels [...,3]."""
@@ -126,6 +155,17 @@ class CarrierDecoder(nn.Module):
         return self.paint(m)
 
     def at(self, tokens: Tensor, xy: Tensor, t: Tensor) -> Tensor:
-        """Tokens [B,N,d], positions [B,Q,2], times [T] -> pixels [B,T,Q,3], every position at every time."""
+        """Tokens [B,N,d], positions [B,Q,2], times [T] -> pixels [B,T,Q,3], every position at every time.
+
+        Carriers of one harmonic in t share their factor in time, so the first layers are applied once for all times.
+        """
         u = self.retrieve(tokens, xy) * self.wave(0, xy[..., 0]) * self.wave(1, xy[..., 1])
-        return self.paint(u[:, None] * self.wave(2, t)[:, None])
+        first = torch.cat([self.mlp[0].weight, self.linear.weight])  # [hidden+3,C]
+        groups = [(self.harmonics[:, 2] == j).nonzero()[:, 0] for j in self.harmonics[:, 2].unique()]
+        sums = torch.stack([u[..., group] @ first[:, group].T.to(u) for group in groups], dim=-1)  # [B,Q,hidden+3,J]
+        factors = self.wave(2, t)[:, [group[0] for group in groups]]  # [T,J]
+        z = torch.einsum("bqoj,tj->btqo", sums, factors) + torch.cat([self.mlp[0].bias, self.linear.bias])
+        h, linear = z[..., :-3], z[..., -3:]
+        for layer in self.mlp[1:]:
+            h = layer(functional.silu(h))
+        return linear + h + 0.5

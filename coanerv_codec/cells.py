@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from coanerv_codec.errors import InputError
 from coanerv_codec.motion import FINEST, STEPS, find_velocity, offsets, reach
@@ -138,6 +139,11 @@ def fixed_layout(width: int, height: int, columns: int, rows: int, overlap: int)
     return Layout(Axis(width, columns, overlap if columns > 1 else 0), Axis(height, rows, overlap if rows > 1 else 0))
 
 
+def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
+    """Set out to a @ b, with torch's threads: NumPy's would be a second set of them that wait for each other."""
+    torch.matmul(torch.from_numpy(a), torch.from_numpy(b), out=torch.from_numpy(out))
+
+
 def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarray:
     """Cut one row of cells out of a clip: frames [F,3,H,W] uint8 -> [columns,F,3,side,side] float32 in [0, 1]."""
     top, vertical = sampling_matrix(layout.y, row, side)
@@ -145,14 +151,15 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
     vertical *= np.float32(1 / 255)
     strip = np.empty((*frames.shape[:2], side, frames.shape[3]), np.float32)
     for frame, out in zip(frames, strip, strict=True):  # one by one, since a row of cells may be as high as the picture
-        np.matmul(vertical, frame[:, rows].astype(np.float32), out=out)
+        _multiply(vertical, frame[:, rows].astype(np.float32), out)
     cells = np.empty((layout.x.count, *frames.shape[:2], side, side), np.float32)
     for column, out in enumerate(cells):
-        left, horizontal = sampling_matrix(layout.x, column, side)
-        pixels = strip.reshape(-1, strip.shape[3])[:, left : left + horizontal.shape[1]]
-        np.matmul(pixels, horizontal.T, out=out.reshape(-1, side))
         if layout.velocity(row * layout.x.count + column).any():
             _cut_moving(frames, layout, row, column, out)
+            continue
+        left, horizontal = sampling_matrix(layout.x, column, side)
+        pixels = strip.reshape(-1, strip.shape[3])[:, left : left + horizontal.shape[1]]
+        _multiply(pixels, horizontal.T, out.reshape(-1, side))
     return cells
 
 
@@ -164,7 +171,9 @@ def _cut_moving(frames: np.ndarray, layout: Layout, row: int, column: int, out: 
         top, vertical = sampling_matrix(layout.y, row, out.shape[-1], reach_y, velocity[1] * time)
         left, horizontal = sampling_matrix(layout.x, column, out.shape[-1], reach_x, velocity[0] * time)
         pixels = frame[:, top : top + vertical.shape[1], left : left + horizontal.shape[1]]
-        np.matmul(vertical * np.float32(1 / 255) @ pixels.astype(np.float32), horizontal.T, out=cell)
+        strip = np.empty((3, len(vertical), pixels.shape[2]), np.float32)
+        _multiply(vertical * np.float32(1 / 255), pixels.astype(np.float32), strip)
+        _multiply(strip, horizontal.T, cell)
 
 
 def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
@@ -173,10 +182,14 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
     for row in range(layout.y.count):
         top, vertical = sampling_matrix(layout.y, row, side)
         rows = slice(top, top + vertical.shape[1])
-        strip = np.stack([vertical @ frame[0, rows].astype(np.float32) for frame in frames]) / np.float32(255)
+        strip = np.empty((len(frames), side, frames.shape[3]), np.float32)
+        vertical *= np.float32(1 / 255)
+        for frame, out in zip(frames, strip, strict=True):
+            _multiply(vertical, frame[0, rows].astype(np.float32), out)
         for column in range(layout.x.count):
             left, horizontal = sampling_matrix(layout.x, column, side)
-            luma = strip[:, :, left : left + horizontal.shape[1]] @ horizontal.T
+            luma = np.empty((len(frames), side, side), np.float32)
+            _multiply(strip[:, :, left : left + horizontal.shape[1]], horizontal.T, luma)
             found = find_velocity(luma)
             pitches = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
             # To the steps of the search again: what lies between them would be decoded frame by frame.

@@ -57,7 +57,7 @@ def decoder_sha256(config: Config, tensors: dict[str, Tensor]) -> bytes:
 
 def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, str] | None = None) -> Path:
     """Write the weights in half precision under a name that carries their hash; returns the path."""
-    tensors = {k: v.detach().half().cpu().contiguous() for k, v in model.state_dict().items()}
+    tensors = {k: _stored(k, v.detach()).cpu().contiguous() for k, v in model.state_dict().items()}
     if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
         raise CheckpointError(f"{bad[0]} has values that half precision cannot hold; the run has diverged")
     data = save(tensors, {"config": model.config.to_json(), **(notes or {})})
@@ -65,6 +65,11 @@ def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, 
     path = folder / f"{preset}-{hashlib.sha256(data).hexdigest()[:8]}{SUFFIX}"
     write_whole(path, data)
     return path
+
+
+def _stored(name: str, tensor: Tensor) -> Tensor:
+    """Half precision, but for the keys of carriers: attention's narrow windows are small differences of large logits."""
+    return tensor.float() if name in ("decoder.key_x", "decoder.key_y") else tensor.half()
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
@@ -114,7 +119,23 @@ def _read(path: Path) -> tuple[Config, dict[str, Tensor]]:
         tensors = {name: file.get_tensor(name) for name in expected}
     if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
         raise ValueError(f"{bad[0]} holds values that are not finite")
+    if config.carriers:
+        _check_numbers(config, tensors)
     return config, tensors
+
+
+def _check_numbers(config: Config, tensors: dict[str, Tensor]) -> None:
+    """Refuse numbers of carriers or functions that there are not, and a carrier that a set has twice."""
+    functions = config.luma_functions + config.chroma_functions
+    limits = {"decoder.sets": config.carriers, "encoder.analysis.sets": config.carriers}
+    for name, limit in (limits | {"encoder.analysis.space_of": functions}).items():
+        numbers = tensors[name].float()
+        if not ((numbers >= 0) & (numbers < limit) & (numbers == numbers.round())).all():
+            raise ValueError(f"{name} holds other numbers than 0 to {limit - 1}")
+        if name in limits and (numbers.flatten(1).sort(1).values.diff(dim=1) == 0).any():
+            raise ValueError(f"{name} names a carrier twice in one set")
+    if not torch.equal(tensors["decoder.sets"].float(), tensors["encoder.analysis.sets"].float()):
+        raise ValueError("its encoder and its decoder have different sets of carriers")
 
 
 def weights_folder() -> Path:

@@ -40,7 +40,9 @@ class Config:
     lal_threshold: float = 0.001  # m, only for "lal"
     # Beyond the paper (docs/model.md): tokens drive carrier waves, and are mixed with each other before they are read.
     carriers: int = 0  # C, waves that the retrieved values modulate; 0 is the paper's decoder
-    switches: int = 1  # last values of a token, whose signs choose one of 2^switches sets of waves; only with carriers
+    switches: int = 2  # last values of a token, whose signs choose a set of waves and say (the last) whether it lends
+    luma_functions: int = 160  # of space, in the encoder's analysis; only with carriers
+    chroma_functions: int = 80
     mixer_depth: int = 2  # self-attention blocks over the tokens in the decoder, only with carriers
     mixer_width: int = 192
 
@@ -75,12 +77,14 @@ class Config:
             raise ValueError(f"retrieval must be one of {', '.join(RETRIEVALS)}, not {self.retrieval!r}")
         if self.carriers and (self.grid[2] != 1 or self.retrieval != "temperature"):
             raise ValueError("carriers carry all of time: they need a grid with one anchor in t, and no LAL retrieval")
-        if self.carriers and not self.switches <= min(3, self.token_dim - 1):
-            raise ValueError(f"switches must be at most 3, and fewer than token_dim, not {self.switches}")
-        if self.carriers and (self.cell % 2 or self.mixer_width % MIXER_HEAD_DIM or self.decoder_head_dim < 4):
+        if self.carriers > 2048:  # their numbers are stored in half precision
+            raise ValueError(f"at most 2048 carriers are possible, not {self.carriers}")
+        if self.carriers and not (self.switches <= min(4, self.token_dim - 2) and self.amplitudes % 2 == 0):
+            raise ValueError(f"switches must be at most 4 and leave an even number of values, not {self.switches}")
+        if self.carriers and (self.cell % 2 or self.tokens % 2 or self.mixer_width % MIXER_HEAD_DIM):
             raise ValueError(
-                f"carriers need an even cell side, a mixer_width that is a multiple of {MIXER_HEAD_DIM}, "
-                f"and a decoder_head_dim of at least 4, not {self.cell}, {self.mixer_width} and {self.decoder_head_dim}"
+                f"carriers need an even cell side, an even number of tokens and a mixer_width that is a multiple of "
+                f"{MIXER_HEAD_DIM}, not {self.cell}, {self.tokens} and {self.mixer_width}"
             )
         if not 0 <= self.lal_threshold < 1:
             raise ValueError(f"lal_threshold must be in [0, 1), not {self.lal_threshold!r}")
@@ -97,8 +101,13 @@ class Config:
 
     @property
     def modes(self) -> int:
-        """Sets of waves that a token's amplitudes may stand for."""
+        """What a token's switches can say: a set of waves, and whether it lends."""
         return 2**self.switches if self.carriers else 1
+
+    @property
+    def sets(self) -> int:
+        """Sets of waves that a token's amplitudes may stand for."""
+        return self.modes // 2
 
     @property
     def patches(self) -> int:
@@ -166,16 +175,18 @@ PRESETS: dict[str, Config] = {
     "base": Config(
         grid=(8, 12, 1),
         depth=2,
-        carriers=144,
-        switches=2,
+        carriers=280,
+        switches=4,
+        luma_functions=96,
+        chroma_functions=56,
+        temperature=0.04,
         mixer_depth=3,
         mlp_hidden=32,
-        decoder_heads=3,
-        decoder_head_dim=128,
+        decoder_heads=2,
     ),
     # As small as still runs every line: for tests and for trying the trainer out.
     "tiny": Config(
-        **_TINY, grid=(2, 3, 1), carriers=144, mlp_hidden=16, mixer_depth=1, mixer_width=32, decoder_head_dim=144
+        **_TINY, grid=(2, 3, 1), carriers=176, temperature=0.04, mlp_hidden=16, mixer_depth=1, mixer_width=32
     ),
     "tiny-paper": Config(**_TINY, grid=(2, 2, 1)),
 }

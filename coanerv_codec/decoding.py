@@ -22,7 +22,7 @@ from coanerv_codec.cells import Axis, Layout, fixed_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import ColorTags
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
-from coanerv_codec.engine import MAX_ERROR, decode_grids
+from coanerv_codec.engine import decode_grids
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.motion import reach
@@ -38,7 +38,6 @@ class EngineOptions:
     engine: str = "separable"
     tile: int = 64
     precision: str = "fp32"
-    max_error: float = MAX_ERROR
 
 
 @dataclass(frozen=True, eq=False)

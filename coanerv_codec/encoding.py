@@ -104,7 +104,9 @@ def encode_cells(encoder: Encoder, cells: Iterable[np.ndarray]) -> np.ndarray:
     tokens, cells = [], iter(cells)
     while batch := list(islice(cells, CELL_BATCH)):
         padded = batch + batch[-1:] * (CELL_BATCH - len(batch))
-        tokens.append(encoder(torch.from_numpy(np.stack(padded)).to(device))[: len(batch)].cpu().numpy())
+        tokens.append(
+            encoder(torch.stack([torch.from_numpy(cell) for cell in padded]).to(device))[: len(batch)].cpu().numpy()
+        )
     return np.concatenate(tokens)
 
 
@@ -112,7 +114,17 @@ def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndar
     """One clip [F,3,H,W] uint8 -> the tokens of all its cells [cells,N,d]."""
     rows = (cut_row(frames, layout, row, encoder.config.cell) for row in range(layout.y.count))
     # Batches go across rows: a row need not be a multiple of one, and filling up costs as much as real cells.
-    return encode_cells(encoder, chain.from_iterable(rows))
+    return widen_switches(encode_cells(encoder, chain.from_iterable(rows)), encoder.config.amplitudes)
+
+
+def widen_switches(tokens: np.ndarray, amplitudes: int) -> np.ndarray:
+    """Tokens [cells,N,d] whose switches no quantizer rounds to zero: only their signs count, so their size is free.
+
+    With the fewest bits a step is half of the range.
+    """
+    stored, switches = np.split(tokens, [amplitudes], axis=-1)
+    least = np.float32(0.26) * (stored.max() - stored.min())
+    return np.concatenate([stored, np.sign(switches) * np.maximum(np.abs(switches), least)], axis=-1)
 
 
 def encode_moving(

@@ -18,15 +18,15 @@ from coanerv_codec.separable import decode_separable
 
 ENGINES = ("separable", "reference")
 LARGEST_TILE = 4096
-MAX_ERROR = 2.0**-16  # of a pixel in [0,1], by leaving out tokens that are far away: a 256th of a code value
 
 
 def tile_within(config: Config, engine: str, budget: int) -> int:
     """Return the largest tile whose working memory is within `budget` bytes: tile^2 queries for F frames."""
     n, heads, inner = config.tokens, config.decoder_heads, config.decoder_heads * config.decoder_head_dim
     if engine == "separable" and config.carriers:
-        # Per pixel: the weights of all heads and tokens, the carriers, the layers' sums per harmonic; the layers per query.
-        floats = heads * n + config.carriers + 2 * config.frames * (config.mlp_hidden + 3)
+        # Per pixel: the carriers, and the layers' sums per harmonic; per query: the layers. Where a tile has few rows, its
+        # memory is that of the sums along x.
+        floats = config.carriers * (1 + heads * config.grid[1]) + 2 * config.frames * (config.mlp_hidden + 3)
     elif engine == "separable" and config.retrieval == "temperature":
         # Per pixel: the factors of all heads and tokens; per query: a head's product, the sum, a layer's output, 1/den.
         floats = heads * n + config.frames * (3 * (config.mlp_hidden + 1) + heads)
@@ -52,15 +52,13 @@ def decode_grid(
     engine: str = "separable",
     tile: int = 64,
     precision: str = "fp32",
-    max_error: float = MAX_ERROR,
 ) -> Tensor:
     """Tokens [B,N,d] of B cells, their coordinates x [B,W], y [B,H] and t [T] in [0,1] -> pixels [B,T,H,W,3], float32.
 
-    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. `separable` may
-    leave out tokens that change no pixel by more than `max_error` in all, besides rounding. The cells are decoded one after
-    the other, so a caller gains nothing by collecting them.
+    `tile` sets the working memory: at most T * tile^2 pixels are evaluated at a time, whatever the grid. The cells are
+    decoded one after the other, so a caller gains nothing by collecting them.
     """
-    options = {"engine": engine, "tile": tile, "precision": precision, "max_error": max_error}
+    options = {"engine": engine, "tile": tile, "precision": precision}
     cells = [decode_grids(decoder, cell, [(x[b], y[b], t)], **options)[0] for b, cell in enumerate(tokens)]
     out = cells[0][None] if len(cells) == 1 else torch.stack(cells)
     return out.permute(0, 1, 3, 4, 2)
@@ -75,7 +73,6 @@ def decode_grids(
     engine: str = "separable",
     tile: int = 64,
     precision: str = "fp32",
-    max_error: float = MAX_ERROR,
 ) -> list[Tensor]:
     """Tokens [N,d] of one cell, grids of coordinates x [W], y [H], t [T] -> planes [T,3,H,W] of each; see `decode_grid`.
 
@@ -87,7 +84,7 @@ def decode_grids(
         planes = [decode_reference(decoder, tokens, *grid, tile) for grid in grids]
     else:
         dtype = torch.bfloat16 if precision == "bf16" else tokens.dtype
-        planes = decode_separable(decoder, tokens, grids, tile, dtype, max_error)
+        planes = decode_separable(decoder, tokens, grids, tile, dtype)
     for part in planes:
         if not torch.stack(part.aminmax()).isfinite().all():
             raise FormatError("the tokens are beyond what the decoder can compute with; the file is damaged")

@@ -17,6 +17,7 @@ from coanerv_codec.carriers import CarrierDecoder
 from coanerv_codec.config import Config
 from coanerv_codec.errors import CoanervError
 from coanerv_codec.model import Encoder
+from coanerv_codec.positions import encode_axis
 
 # Of the heads' windows (a Gaussian's sigma), in units of the token grid; only the first head's is used at first.
 WIDTHS = (0.32, 0.6, 0.45)
@@ -35,9 +36,13 @@ class Wave(NamedTuple):
 
 
 class Taste(NamedTuple):
-    """What a mode prefers: cost = fx^power + fy^power + time ft^rise + u or v in chroma; cycles in 32 pixels, 16 frames."""
+    """What a mode prefers: cost = slant fx^power + fy^power / slant + time ft^rise + u or v in chroma.
+
+    Frequencies are in cycles in 32 pixels, 16 frames.
+    """
 
     power: float
+    slant: float
     time: float
     rise: float
     u: float
@@ -47,31 +52,34 @@ class Taste(NamedTuple):
         """Return how little a wave matters to blocks of this mode."""
         fx, fy, ft = (unit * j / size for unit, j, size in zip((16, 16, 8), wave[1:], sizes, strict=True))
         moving = self.time * ft**self.rise if wave.t else 0.0
-        return round(fx**self.power + fy**self.power + moving + (0.0, self.u, self.v)[wave.channel], 6)
+        still = self.slant * fx**self.power + fy**self.power / self.slant
+        return round(still + moving + (0.0, self.u, self.v)[wave.channel], 6)
 
 
 # From still to moving. Fits to cosine transforms of video, its blocks split into as many sets as there are modes so that the
-# best 70 or 71 waves of each set keep most of it (tests/fit_tastes.py).
+# best waves of each set keep most of it (tests/fit_tastes.py).
 TASTES = {
-    2: (Taste(0.8, 6.0, 0.3, 5.6, 5.8), Taste(0.9, 0.25, 1.4, 3.2, 3.5)),
-    4: (
-        Taste(1.0, 93.56, 0.07, 8.9, 9.34),
-        Taste(0.9, 3.95, 1.07, 6.07, 5.89),
-        Taste(1.0, 0.97, 1.56, 5.49, 5.04),
-        Taste(1.21, 0.67, 0.84, 4.64, 3.96),
+    2: (Taste(0.8, 1.0, 6.0, 0.3, 5.6, 5.8), Taste(0.9, 1.0, 0.25, 1.4, 3.2, 3.5)),
+    8: (
+        Taste(0.54, 1.03, 39.63, 0.61, 3.8, 4.01),
+        Taste(1.07, 1.44, 104.17, 0.24, 8.96, 8.54),
+        Taste(0.63, 0.77, 2.93, 0.81, 1.75, 1.79),
+        Taste(0.94, 0.99, 2.35, 1.89, 6.48, 6.82),
+        Taste(0.86, 1.42, 0.97, 1.77, 5.04, 5.08),
+        Taste(1.18, 0.87, 0.66, 1.84, 6.23, 6.59),
+        Taste(1.17, 1.14, 0.28, 1.56, 4.42, 4.47),
+        Taste(0.84, 0.99, 0.24, 0.1, 2.58, 2.58),
     ),
 }
 
 
-def choose_waves(config: Config) -> tuple[list[Wave], list[list[int]]]:
-    """Return the C waves that natural video needs most, and for each mode the numbers of those its amplitudes stand for."""
+def choose_waves(config: Config) -> tuple[list[Wave], list[list[list[int]]]]:
+    """Return the C waves that natural video needs most, and the numbers of those in each set, in three parts."""
     sizes = (config.cell / config.grid[0], config.cell / config.grid[1], config.frames / config.grid[2])
     ranges = [range(max(1, math.floor(0.9 * size))) for size in sizes[:2]] + [range(max(1, math.floor(sizes[2])))]
     waves = [Wave(channel, *j) for channel in range(3) for j in product(*ranges)]
-    if config.modes not in TASTES:
-        raise CoanervError(f"there is no start for {config.modes} modes, only for {' and '.join(map(str, TASTES))}")
-    orders = [sorted(waves, key=lambda w, taste=taste: (taste.cost(w, sizes), w)) for taste in TASTES[config.modes]]
-    values = config.amplitudes
+    orders = [sorted(waves, key=lambda w, taste=taste: (taste.cost(w, sizes), w)) for taste in TASTES[config.sets]]
+    values = 3 * (config.amplitudes // 2)  # of a set, which a token has room for if its partner lends
     chosen = dict.fromkeys(wave for order in orders for wave in order[:values])
     if not max(values, len(chosen)) <= config.carriers <= len(waves):
         raise CoanervError(
@@ -81,7 +89,30 @@ def choose_waves(config: Config) -> tuple[list[Wave], list[list[int]]]:
     for group in zip(*(order[values:] for order in orders), strict=True):
         chosen |= dict.fromkeys(group if len(chosen) < config.carriers else ())
     waves = list(chosen)[: config.carriers]
-    return waves, [[waves.index(wave) for wave in order[:values]] for order in orders]
+    numbers = [[waves.index(wave) for wave in order[:values]] for order in orders]
+    half = config.amplitudes // 2
+    parts = [_align([some[first : first + half] for some in numbers]) for first in range(0, values, half)]
+    return waves, [list(of_set) for of_set in zip(*parts, strict=True)]
+
+
+def _align(sets: list[list[int]]) -> list[list[int]]:
+    """Order each set so that a wave stands at the same place in all sets that have it, as far as that is possible.
+
+    The entropy coder compares a token with its neighbours place by place, whatever their modes.
+    """
+    placed: list[list[int | None]] = [[None] * len(numbers) for numbers in sets]
+    homes = {c: [p for p, numbers in zip(placed, sets, strict=True) if c in numbers] for c in chain.from_iterable(sets)}
+    left = []
+    for c in sorted(homes, key=lambda c: -len(homes[c])):
+        free = [k for k in range(len(sets[0])) if all(p[k] is None for p in homes[c])]
+        if not free:
+            left.append(c)
+        for p in homes[c] if free else ():
+            p[free[0]] = c
+    for c in left:
+        for p in homes[c]:
+            p[p.index(None)] = c
+    return placed
 
 
 def anchors(count: int, size: int) -> Tensor:
@@ -118,38 +149,54 @@ def dual(count: int, size: int, harmonics: int, window: Tensor) -> Tensor:
     return torch.linalg.pinv(synthesis.flatten(0, 1).T).unflatten(0, (count, harmonics))
 
 
-def start_analysis(analysis: Analysis, waves: list[Wave], modes: list[list[int]]) -> None:
-    """Let value k of a token be the amplitude of its mode's wave k."""
+def start_analysis(analysis: Analysis, waves: list[Wave], sets: list[list[list[int]]]) -> None:
+    """Let the analysis find the amplitudes of the waves."""
     config = analysis.config
     duals = []
     for axis, count in ((1, config.grid[0]), (2, config.grid[1])):
         harmonics = 1 + max(wave[axis] for wave in waves)
         duals.append(dual(count, config.cell, harmonics, windows(count, config.cell, WIDTHS[0])))
     still = dual(1, config.frames, config.frames, torch.ones(1, config.frames, dtype=torch.float64))[0]  # [j,F]
+    spaces = _functions_of_space(waves)
+    for found, functions in zip(spaces, (analysis.luma, analysis.chroma), strict=True):
+        if len(found) > functions.shape[-1]:
+            raise CoanervError(
+                f"the carriers have {len(spaces[0])} functions of space in luma and {len(spaces[1])} in chroma; "
+                "luma_functions and chroma_functions must be at least as many"
+            )
     py, px = analysis.phases
     for phase, (row, column) in enumerate(product(range(py), range(px))):
         # A token in the middle of the cell that has this phase stands for all of them.
         iy, ix = (
             p + n * ((count // 2 - p) // n) for p, n, count in ((row, py, config.grid[1]), (column, px, config.grid[0]))
         )
-        for k, number in enumerate(chain.from_iterable(modes)):
-            weight = _analysis_function(config, waves[number], duals, still, iy, ix)
-            analysis.weight[phase, :, k] = weight.float() / SCALE
+        for found, functions in zip(spaces, (analysis.luma, analysis.chroma), strict=True):
+            for k, (channel, jx, jy) in enumerate(found):
+                y, x = (
+                    _cut(duals[axis][i, j], config.grid[axis], i, bool(channel))
+                    for axis, i, j in ((1, iy, jy), (0, ix, jx))
+                )
+                function = torch.outer(y, x).flatten() / (config.frames * SCALE)
+                target = functions[phase, :, k].view(2 if channel else 1, -1)
+                target[max(channel - 1, 0)] = function.float()
+    for c, wave in enumerate(waves):
+        analysis.time[c] = gain(wave) * config.frames * still[wave.t].float()
+    set_functions(analysis, waves, sets)
 
 
-def _analysis_function(config: Config, wave: Wave, duals: list[Tensor], still: Tensor, iy: int, ix: int) -> Tensor:
-    """Return the weights of a token's window [inputs] that give the amplitude of a wave."""
-    full, half = (
-        [_cut(duals[axis][i, wave[1 + axis]], config.grid[axis], i, chroma) for axis, i in ((1, iy), (0, ix))]
-        for chroma in (False, True)
-    )
-    parts = [
-        torch.zeros(config.frames, channels, len(y), len(x), dtype=torch.float64)
-        for channels, (y, x) in ((1, full), (2, half))
-    ]
-    function = gain(wave) * torch.einsum("f,y,x->fyx", still[wave.t], *(half if wave.channel else full))
-    parts[min(wave.channel, 1)][:, max(wave.channel - 1, 0)] = function
-    return torch.cat([part.flatten() for part in parts])
+def _functions_of_space(waves: list[Wave]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
+    """Return what the waves are in space, (channel, x, y): those of luma and those of chroma."""
+    luma, chroma = (dict.fromkeys(w[:3] for w in waves if bool(w.channel) == half) for half in (False, True))
+    return list(luma), list(chroma)
+
+
+def set_functions(analysis: Analysis, waves: list[Wave], sets: list[list[list[int]]]) -> None:
+    """Tell the analysis which function of space each carrier has, and which carriers each set, whatever its weights."""
+    luma, chroma = _functions_of_space(waves)
+    first = analysis.config.luma_functions
+    numbers = [first + chroma.index(w[:3]) if w.channel else luma.index(w[:3]) for w in waves]
+    analysis.space_of.copy_(torch.tensor(numbers))
+    analysis.sets.copy_(torch.tensor(sets))
 
 
 def gain(wave: Wave) -> float:
@@ -167,10 +214,10 @@ def _cut(function: Tensor, count: int, i: int, chroma: bool) -> Tensor:
 
 
 def start_encoder_direct(
-    encoder: Encoder, waves: list[Wave], modes: list[list[int]], generator: torch.Generator
+    encoder: Encoder, waves: list[Wave], sets: list[list[list[int]]], generator: torch.Generator
 ) -> None:
     """Let the tokens be the analysis alone; the token former starts with what it sees and says next to nothing."""
-    start_analysis(encoder.analysis, waves, modes)
+    start_analysis(encoder.analysis, waves, sets)
     encoder.see.weight.normal_(0.0, CONTENT_GAIN, generator=generator)
     encoder.see.bias.zero_()
     encoder.norm.weight.fill_(RESIDUAL_GAIN)
@@ -178,45 +225,38 @@ def start_encoder_direct(
     encoder.project.bias.zero_()
 
 
-def set_waves(decoder: CarrierDecoder, waves: list[Wave]) -> None:
+def set_waves(decoder: CarrierDecoder, waves: list[Wave], sets: list[list[list[int]]]) -> None:
     """Give the decoder its carriers: part of what it computes, whatever the other values start as."""
     decoder.harmonics.copy_(torch.tensor([wave[1:] for wave in waves]))
+    decoder.sets.copy_(torch.tensor(sets))
 
 
 def start_carriers(
-    decoder: CarrierDecoder, waves: list[Wave], modes: list[list[int]], generator: torch.Generator
+    decoder: CarrierDecoder, waves: list[Wave], sets: list[list[list[int]]], generator: torch.Generator
 ) -> None:
     """Let attention be narrow windows, and the first head's values the amplitudes of the carriers."""
-    set_waves(decoder, waves)
+    set_waves(decoder, waves, sets)
     decoder.mix.weight.normal_(0.0, CONTENT_GAIN, generator=generator)
     decoder.mix.bias.zero_()
     decoder.norm.weight.fill_(RESIDUAL_GAIN)
-    _start_windows(decoder, generator)
+    _start_windows(decoder)
     for layer in (decoder.mixed_value, decoder.linear, decoder.mlp[-1]):
         layer.weight.zero_()
         layer.bias.zero_()
     for c, wave in enumerate(waves):
         decoder.linear.weight[wave.channel, c] = 1.0
     decoder.value.weight.zero_()
-    for weight, numbers in zip(decoder.value.weight.chunk(len(modes)), modes, strict=True):
-        for k, c in enumerate(numbers):
-            weight[c, k] = math.prod(amplitude(j) for j in waves[c][1:]) / gain(waves[c])
+    for c, wave in enumerate(waves):
+        decoder.value.weight[c, c] = math.prod(amplitude(j) for j in wave[1:]) / gain(wave)
 
 
-def _start_windows(decoder: CarrierDecoder, generator: torch.Generator) -> None:
-    """Set query and key_base so that head h's logits are kappa_x cos(pi (x - x_n)) + kappa_y cos(pi (y - y_n))."""
-    config, k_s, d_h = decoder.config, decoder.config.spatial_frequencies, decoder.config.decoder_head_dim
-    decoder.query.weight.normal_(0.0, 0.02, generator=generator)
-    decoder.key_base.normal_(0.0, 0.02, generator=generator)
-    decoder.key.weight.normal_(0.0, 0.02, generator=generator)
-    y, x = torch.meshgrid(anchors(config.grid[1], config.cell), anchors(config.grid[0], config.cell), indexing="ij")
-    encoded = decoder.gamma(torch.stack([x, y], -1).reshape(-1, 2).float())  # [N,4k_s]
-    for head in range(config.decoder_heads):
-        for row in range(4):  # sin x, cos x, sin y, cos y of the lowest frequency
-            axis = row // 2
+def _start_windows(decoder: CarrierDecoder) -> None:
+    """Set the keys so that head h's logits are kappa_x cos(pi (x - x_n)) along x, and the same along y."""
+    config, k_s = decoder.config, decoder.config.spatial_frequencies
+    for axis, key in enumerate((decoder.key_x, decoder.key_y)):
+        key.zero_()
+        encoded = encode_axis(anchors(config.grid[axis], config.cell).float(), decoder.w_s)  # [count,2k_s]
+        for head, of_head in enumerate(key):
             kappa = concentration(config.grid[axis], config.cell, WIDTHS[head % len(WIDTHS)])
-            strength = math.sqrt(kappa / decoder.scale)
-            decoder.query.weight[head * d_h + row] = 0.0
-            decoder.query.weight[head * d_h + row, row * k_s] = strength
-            decoder.key_base[:, head * d_h + row] = strength * encoded[:, row * k_s]
-            decoder.key.weight[head * d_h + row] = 0.0  # content does not move the windows at first
+            for row in (0, k_s):  # sine and cosine of the lowest frequency
+                of_head[:, row] = kappa / decoder.scale * encoded[:, row]

@@ -33,9 +33,9 @@ def start_local(model: CoANeRV, generator: torch.Generator) -> None:
     """Overwrite the model's random values with the local start, in place."""
     start_encoder(model.encoder)
     if model.config.carriers:
-        waves, modes = choose_waves(model.config)
-        start_encoder_direct(model.encoder, waves, modes, generator)
-        start_carriers(model.decoder, waves, modes, generator)
+        waves, sets = choose_waves(model.config)
+        start_encoder_direct(model.encoder, waves, sets, generator)
+        start_carriers(model.decoder, waves, sets, generator)
     else:
         start_decoder(model.decoder, generator)
 

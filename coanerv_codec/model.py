@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from coanerv_codec.analysis import Analysis
 from coanerv_codec.attention import TokenFormerBlock
-from coanerv_codec.carriers import CarrierDecoder
+from coanerv_codec.carriers import CarrierDecoder, switches_of
 from coanerv_codec.config import Config
 from coanerv_codec.decoder import Decoder
 
@@ -25,27 +25,29 @@ class Encoder(nn.Module):
         self.queries = nn.Parameter(torch.randn(config.tokens, config.width) * 0.02)
         self.blocks = nn.ModuleList(TokenFormerBlock(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
-        self.project = nn.Linear(config.width, config.token_dim)
+        self.project = nn.Linear(config.width, config.carriers or config.token_dim)
         if config.carriers:
             self.analysis = Analysis(config)
-            self.see = nn.Linear(config.token_dim, config.width)
+            self.see = nn.Linear(config.carriers, config.width)
+            self.mode_base = nn.Parameter(torch.randn(config.modes, config.width) * 0.02)
 
     def forward(self, clips: Tensor) -> Tensor:
         """Clips [B,F,3,S,S] in [0,1] -> tokens [B,N,d]."""
         patches = self.tokenizer(clips.flatten(0, 1) - 0.5)  # [B*F,D,S/P,S/P]
         patches = patches.flatten(2).transpose(1, 2).reshape(len(clips), -1, self.config.width) + self.patch_position
         r = self.queries.expand(len(clips), -1, -1)
-        direct = None
-        if self.config.carriers:
-            direct = self.analysis(clips)
-            r = r + self.see(direct)
+        if not self.config.carriers:
+            return self._form(r, patches)
+        amplitudes = self.analysis(clips)
+        mode = self.analysis.choose(amplitudes)
+        amplitudes = amplitudes + self._form(r + self.see(amplitudes) + self.mode_base[mode], patches)
+        return torch.cat([self.analysis.pick(amplitudes, mode), switches_of(mode, self.config.switches)], dim=-1)
+
+    def _form(self, r: Tensor, patches: Tensor) -> Tensor:
+        """Queries [B,N,D], patches [B,N_p,D] -> what the token former makes of them, projected [B,N,d or C]."""
         for block in self.blocks:
             r = block(r, patches)
-        tokens = self.project(self.norm(r))
-        if direct is None:
-            return tokens
-        a = self.config.amplitudes  # behind them the switches, which are settled
-        return torch.cat([tokens[..., :a] + direct[..., :a], direct[..., a:]], dim=-1)
+        return self.project(self.norm(r))
 
 
 AnyDecoder = Decoder | CarrierDecoder

@@ -15,11 +15,13 @@ from coanerv_codec.engine import decode_grid
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.rate import amplitudes_modes, estimated_bits
 from coanerv_codec.rounding import quantized
 
-LEARNING_RATE = 0.035  # in units of the tokens' standard deviation, which differs widely between decoders
+LEARNING_RATE = 0.05  # in units of the tokens' standard deviation, which differs widely between decoders
 POSITIONS = 1024  # asked per cell and step, each in all frames
 CELLS = 4  # optimised together
+RATE_LAMBDA = 0.04  # weight of the rate beside the error, as in training
 RANDOM_SCALE = 0.35  # standard deviation of random initial tokens, in the same units
 
 
@@ -34,9 +36,13 @@ def refine_clip(
 ) -> np.ndarray:
     """Frames [F,3,H,W] uint8, tokens [cells,N,d] -> better tokens, never worse once quantized (unless started at random)."""
     generator = torch.Generator().manual_seed(0)  # the same clip gives the same bytes
-    initial, spread = tokens, float(tokens.std())
+    stored, switches = np.split(
+        tokens, [decoder.config.amplitudes], axis=-1
+    )  # these have no gradient and stay as they are
+    initial, spread = tokens, float(stored.std())
     if start == "random":
-        initial = RANDOM_SCALE * spread * torch.randn(tokens.shape, generator=generator).numpy()
+        stored = RANDOM_SCALE * spread * torch.randn(stored.shape, generator=generator).numpy()
+        initial = np.concatenate([stored, switches], axis=-1)
     refined = np.concatenate(
         [
             _refine_cells(
@@ -90,7 +96,7 @@ def _refine_cells(
     cells: np.ndarray,
     tokens: np.ndarray,
     span: tuple[float, float],
-    rate: float,
+    learning_rate: float,
     bits: int,
     steps: int,
     generator: torch.Generator,
@@ -101,17 +107,18 @@ def _refine_cells(
     pixels = torch.from_numpy(cells).to(device).flatten(3).transpose(2, 3)  # [n,F,S*S,3]
     free = torch.from_numpy(tokens).to(device).clone().requires_grad_()
     quantizer_step = torch.tensor((span[1] - span[0]) / (2**bits - 2), device=device)
-    optimizer = torch.optim.Adam([free], lr=rate)
+    optimizer = torch.optim.Adam([free], lr=learning_rate)
     with torch.enable_grad():
         for step in range(steps):
-            optimizer.param_groups[0]["lr"] = rate * (1 - step / steps)
+            optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
             asked = torch.randint(len(xy), (POSITIONS,), generator=generator).to(device)
             stored = quantized(free, quantizer_step)
             predicted: Tensor = decoder.at(stored, xy[asked].expand(len(free), -1, -1), t)
-            error = (predicted - pixels[:, :, asked]).square().mean((1, 2, 3))
+            error = (predicted - pixels[:, :, asked]).square().mean((1, 2, 3)).add(1e-8).sqrt()
+            rate = estimated_bits(*amplitudes_modes(free, config), quantizer_step.expand(len(free), 1, 1))
             optimizer.zero_grad()
             # Adam does not care for the scale of a cell's loss, so cells optimised together do not disturb each other.
-            error.sum().backward()
+            (error + RATE_LAMBDA * rate / (len(xy) * len(t))).sum().backward()
             optimizer.step()
             with torch.no_grad():
                 free.clamp_(*span)

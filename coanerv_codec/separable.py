@@ -6,8 +6,8 @@ exponential a product of one factor per axis:
     exp(logit[h,n](x,y,t)) = Ex[h,n,x] * Ey[h,n,y] * Et[h,n,t]
 
 Small tables replace Q K^T and the softmax's exponentials, and what is left is one matrix product per head. How the rest of a
-decoder is folded around it is in `separable_paper.py` and `separable_carriers.py`; here a grid is cut into passes, and
-passes whose denominators came out too small to be exact are done again in smaller pieces.
+decoder is folded around it is in `separable_paper.py`, and in `separable_carriers.py`, whose attention is a product itself;
+here a grid is cut into passes, and passes that came out inexact are done again in smaller pieces.
 """
 
 import math
@@ -24,7 +24,7 @@ from coanerv_codec.reference import decode_block
 
 SMALLEST = 64  # queries; a block that fails and is no larger goes to the reference engine
 FRAMES = 8  # per pass: enough to share the per-pixel factors, and keeps the value table small
-ROWS = 512  # of pixels per block, which bounds the tables
+SIDE = 512  # pixels along a side of a block, which bounds the tables
 
 
 Cell = separable_paper.Cell | separable_carriers.Cell
@@ -36,7 +36,6 @@ def decode_separable(
     grids: Sequence[tuple[Tensor, Tensor, Tensor]],
     tile: int,
     dtype: torch.dtype,
-    max_error: float = 0.0,
 ) -> list[Tensor]:
     """Tokens [N,d] of a cell, grids of x [W], y [H], t [T] -> planes [T,3,H,W] of each grid."""
     pixels = tile * tile if tokens.is_cuda else min(tile * tile, _kernel(decoder).CPU_PASS)
@@ -44,8 +43,8 @@ def decode_separable(
     planes = []
     for x, y, t in grids:
         out = tokens.new_empty(len(t), 3, len(y), len(x))
-        for part in _split(len(x), pixels, len(y), ROWS, len(t), FRAMES):
-            _decode_part(decoder, cell, x, y, t, part, out, pixels, max_error)
+        for part in _split(len(x), min(pixels, SIDE), len(y), SIDE, len(t), FRAMES):
+            _decode_part(decoder, cell, x, y, t, part, out, pixels)
         planes.append(out)
     return planes
 
@@ -76,25 +75,21 @@ def _decode_part(
     part: Part,
     out: Tensor,
     pixels: int,
-    max_error: float,
 ) -> None:
     """Write one part of the grid into out [T,3,H,W], and again, more carefully, the passes that were not exact."""
     x, y, t = (u[cut] for u, cut in zip((x, y, t), part, strict=True))
     out = out[part[2], :, part[1], part[0]]
     rows = min(len(y), max(1, pixels // len(x)))
-    kernel = _kernel(decoder)
-    largest = kernel.decode_passes(decoder, cell, x, y, t, out, rows, max_error)
-    # NaN must fail too, hence not `largest > ...`. One look for all passes: on a GPU each look waits.
-    for i in (~(largest <= 1 / kernel.FLOOR)).nonzero().flatten().tolist():
+    for i in _kernel(decoder).decode_passes(decoder, cell, x, y, t, out, rows):
         cut = slice(i * rows, (i + 1) * rows)
-        _retry(decoder, cell, x, y[cut], t, out[:, :, cut], max_error)
+        _retry(decoder, cell, x, y[cut], t, out[:, :, cut])
 
 
-def _retry(decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, max_error: float) -> None:
+def _retry(decoder: AnyDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor) -> None:
     """Decode pixels again whose best logit lies far below the bound: smaller parts have tighter bounds."""
     w, h, frames = len(x), len(y), len(t)
     if w * h * frames <= SMALLEST:
         out.copy_(decode_block(decoder, cell.tokens, x, y, t).permute(0, 3, 1, 2))
         return
     for part in _split(w, math.ceil(w / 2), h, math.ceil(h / 2), frames, math.ceil(frames / 2)):
-        _decode_part(decoder, cell, x, y, t, part, out, w * h, max_error)
+        _decode_part(decoder, cell, x, y, t, part, out, w * h)

@@ -49,15 +49,15 @@ def fold(decoder: Decoder, tokens: Tensor, dtype: torch.dtype) -> Cell:
     return Cell(tokens, keys, values, dtype)
 
 
-def decode_passes(
-    decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int, max_error: float
-) -> Tensor:
-    """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass; largest 1/den of each pass.
+def decode_passes(decoder: Decoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int) -> list[int]:
+    """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass.
 
-    Leaving tokens out gains nothing here (docs/performance.md), so there is no error to limit.
+    Returns the numbers of the passes whose denominators came out too small to be exact.
     """
     passes = _decode_passes_batched if x.is_cuda else _decode_passes
-    return passes(decoder, tables_of(decoder, cell, x, y, t), out, rows)
+    largest = passes(decoder, tables_of(decoder, cell, x, y, t), out, rows)
+    # NaN must fail too, hence not `largest > ...`. One look for all passes: on a GPU each look waits.
+    return (~(largest <= 1 / FLOOR)).nonzero().flatten().tolist()
 
 
 class Tables(NamedTuple):

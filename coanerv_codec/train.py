@@ -27,12 +27,13 @@ from coanerv_codec.config import Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
 from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
-from coanerv_codec.lapped_start import choose_waves, set_waves
+from coanerv_codec.lapped_start import choose_waves, set_functions, set_waves
 from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.muon import Muon
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.rate import BANK_CELLS, amplitudes_modes, estimated_bits
 from coanerv_codec.rounding import quantized
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,6 @@ CPU = torch.device("cpu")
 STATE = "state.safetensors"
 BEFORE_DECAY = "before-decay.safetensors"
 VALID_POSITIONS = 1024  # per cell, each in all frames
-BANK_CELLS = 4  # cells that share a quantizer in training, as those of a 256x256 clip do
 RATE_BITS = 6  # the default --bits, at which the rate is counted
 
 
@@ -95,24 +95,6 @@ def quantizer_range(tokens: Tensor) -> Tensor:
     return (banks.amax(1) - banks.amin(1)).repeat_interleave(size)[:, None, None]
 
 
-def estimated_bits(amplitudes: Tensor, modes: Tensor, step: Tensor) -> Tensor:
-    """Amplitudes [B,N,A], modes [B,N,M] (one-hot), quantizer step [B,1,1] -> about what the entropy coder spends, [B].
-
-    Like the coder, it expects a magnitude of what a channel has on average in tokens of this mode, times how lively the token
-    is, and spends what a two-sided geometric distribution with that mean does. The gradient passes the rounding.
-    """
-    scaled = amplitudes.abs() / step.clamp_min(1e-12)
-    size = scaled + (scaled.round() - scaled).detach()
-    banks = math.gcd(BANK_CELLS, len(size))
-    of_mode = modes.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,4N,M]
-    sums = of_mode.mT @ size.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,M,A]
-    means = (sums + 0.1) / (of_mode.sum(1)[..., None] + 1)
-    usual = modes @ means.repeat_interleave(banks, 0)  # [B,N,A]
-    lively = ((size / usual).clamp_max(4).sum(-1, keepdim=True) + 2) / (size.shape[-1] + 2)
-    expected = (usual * lively).clamp_min(0.01)
-    return (torch.log2(1 + 2 * expected) + size * torch.log2(1 + 1 / expected)).sum((1, 2))
-
-
 class TrainingLoss(nn.Module):
     """The model and its loss as one module, so that DistributedDataParallel sees one forward pass."""
 
@@ -130,10 +112,7 @@ class TrainingLoss(nn.Module):
         stored = quantized(tokens, extent / (2.0 ** batch.bits[:, None, None] - 2))
         predicted = self.model.decoder.at(stored, self.xy[batch.positions], self.t)  # [B,F,Q,3]
         mse = (predicted - pixels_at(clips, batch.positions)).square().mean((1, 2, 3))
-        amplitudes, modes = tokens[..., : self.model.config.amplitudes], torch.ones_like(tokens[..., :1])
-        if self.model.config.carriers:  # the switches themselves cost a bit each, whatever their size
-            modes = self.model.decoder.mode_weights(tokens.detach()).detach().round()
-        bits = estimated_bits(amplitudes, modes, extent / (2.0**RATE_BITS - 2))
+        bits = estimated_bits(*amplitudes_modes(tokens, self.model.config), extent / (2.0**RATE_BITS - 2))
         bits_per_pixel = bits / (len(self.xy) * len(self.t))
         # The root weighs easy and hard cells more evenly, which is what a mean of PSNRs asks for.
         distortion = mse.mean() if self.recipe.loss == "mse" else mse.add(1e-8).sqrt().mean()
@@ -192,7 +171,9 @@ def new_state(config: Config, recipe: Recipe, init: CoANeRV | None = None) -> St
     elif recipe.start == "local":
         start_local(model, torch.Generator().manual_seed(recipe.seed))
     elif config.carriers:
-        set_waves(model.decoder, choose_waves(config)[0])
+        waves = choose_waves(config)
+        set_waves(model.decoder, *waves)
+        set_functions(model.encoder.analysis, *waves)
     ema = CoANeRV(config).requires_grad_(False)
     ema.load_state_dict(model.state_dict())
     loss = TrainingLoss(model, recipe)

@@ -21,8 +21,9 @@ from coanerv_codec.corpus import build_cache, centre_cells, list_media
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.rate import BANK_CELLS, amplitudes_modes, estimated_bits
 from coanerv_codec.rounding import quantized
-from coanerv_codec.train import BANK_CELLS, RATE_BITS, estimated_bits, pixels_at, quantizer_range
+from coanerv_codec.train import RATE_BITS, pixels_at, quantizer_range
 
 VIDEOS, STEPS, BANKS, POSITIONS, RATE = 40, 80, 2, 384, 0.04
 
@@ -48,8 +49,7 @@ def fit(model: CoANeRV, clips: Tensor, tokens: Tensor, rate_lambda: float) -> Te
         asked = torch.randint(config.cell**2, (len(chosen), POSITIONS), generator=generator)
         predicted = model.decoder.at(quantized(scaled, step_size) / gains, xy[asked], t)
         mse = (predicted - pixels_at(clips[chosen].float() / 255, asked)).square().mean((1, 2, 3))
-        modes = model.decoder.mode_weights(tokens[chosen]).round()
-        bits = estimated_bits(scaled[..., : config.amplitudes], modes, step_size) / (len(xy) * len(t))
+        bits = estimated_bits(*amplitudes_modes(scaled, config), step_size) / (len(xy) * len(t))
         optimizer.zero_grad()
         (mse.add(1e-8).sqrt().mean() + rate_lambda * bits.mean()).backward()
         optimizer.step()

@@ -4,7 +4,8 @@
 
 Cuts random cells as training does (along their motion), transforms blocks of 16x11x8 pixels with a cosine transform, and splits
 the blocks into M sets so that the best waves of each keep most. Prints the PSNR if everything else were lost and nothing
-quantized, and for each set the `lapped_start.Taste` that comes closest to its choice of waves.
+quantized, the same with lending (`carriers.py`), and for each set the `lapped_start.Taste` that comes closest to its choice of
+waves.
 """
 
 import argparse
@@ -61,6 +62,18 @@ def split(
     return sets, sums, psnr
 
 
+def lend(sums: list[np.ndarray], half: int, energy: np.ndarray, whole: np.ndarray) -> float:
+    """Return what is kept, in dB, if of two blocks one may give up `half` of its waves so that the other has as many more."""
+    orders = [np.argsort(-s) for s in sums]
+    least, usual, most = (
+        np.stack([energy[:, order[: parts * half]].sum(1) for order in orders], 1).max(1).reshape(-1, 2, 44)
+        for parts in (1, 2, 3)
+    )
+    kept = np.stack([usual.sum(1), least[:, 0] + most[:, 1], most[:, 0] + least[:, 1]]).max(0).sum(1)  # [cells]
+    error = (whole.reshape(-1, 88).sum(1) - kept).clip(1e-9) / (88 * 3 * np.prod(BLOCK)) + 1e-5
+    return float(-10 * np.log10(error).mean())
+
+
 def fit(sums: np.ndarray, size: int, start: Taste) -> Taste:
     """Look for the taste whose first `size` waves hold most of the energies [waves]."""
     rng, best, most = np.random.default_rng(0), start, -1.0
@@ -79,7 +92,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--cells", type=int, default=700)
-    parser.add_argument("--fit", type=int, default=4, help="modes to fit tastes for")
+    parser.add_argument("--fit", type=int, default=8, help="sets to fit tastes for")
     arguments = parser.parse_args()
     config = PRESETS["base"]
     files = corpus.list_media(arguments.data)
@@ -89,12 +102,19 @@ def main() -> None:
     clips = (corpus.cut_clip(cached, videos[rng.integers(len(videos))], rng, config) for _ in range(arguments.cells))
     parts = [energies(clip.numpy() / np.float32(255)) for clip in clips]
     energy, whole = (np.concatenate(part) for part in zip(*parts, strict=True))
-    for modes in (1, 2, 3, 4, 8):
-        sets, _, psnr = split(modes, 71, energy, whole)
-        print(f"{modes} sets of 71 waves: {psnr:.2f} dB, {len(np.unique(sets))} waves in all")
+    for modes in (1, 2, 4, 8, 16, 32):
+        size = config.token_dim - (modes - 1).bit_length()
+        sets, _, psnr = split(modes, size, energy, whole)
+        print(f"{modes} sets of {size} waves: {psnr:.2f} dB, {len(np.unique(sets))} waves in all")
+    for modes in (4, 8):
+        half = (config.token_dim - modes.bit_length()) // 2
+        _, sums, _ = split(modes, 2 * half, energy, whole)
+        print(f"{modes} sets of {2 * half} waves, of which half are lent: {lend(sums, half, energy, whole):.2f} dB")
     size = config.token_dim - (arguments.fit - 1).bit_length()
     _, sums, _ = split(arguments.fit, size, energy, whole)
-    tastes = [fit(s, size, Taste(0.9, 40 / 5**m, 0.5, 4.0, 4.0)) for m, s in enumerate(sums)]
+    tastes = [
+        fit(s, size, Taste(0.9, 1.0, 40 / 5 ** (4 * m / arguments.fit), 0.5, 4.0, 4.0)) for m, s in enumerate(sums)
+    ]
     chosen = [np.argsort([taste.cost(wave, BLOCK) for wave in WAVES], kind="stable")[:size] for taste in tastes]
     print(f"{arguments.fit} tastes: {psnrs(chosen, energy, whole)[2]:.2f} dB, {len(np.unique(chosen))} waves in all")
     for taste in tastes:

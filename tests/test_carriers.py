@@ -8,8 +8,8 @@ import torch
 from conftest import local_model
 from torch import Tensor
 
-from coanerv_codec.analysis import SCALE, SWITCH, Analysis, window_starts
-from coanerv_codec.carriers import CarrierDecoder
+from coanerv_codec.analysis import FAINT, SCALE, Analysis, window_starts
+from coanerv_codec.carriers import SWITCH, CarrierDecoder, mode_of, partner, switches_of
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.positions import cell_positions
 
@@ -31,7 +31,16 @@ def random_decoder(config: Config) -> CarrierDecoder:
         if "norm" in name and name.endswith("weight"):
             p.add_(1.0)
     decoder.harmonics.copy_(torch.randint(0, 9, decoder.harmonics.shape, generator=generator()))
+    decoder.sets.copy_(random_sets(config))
     return decoder
+
+
+def random_sets(config: Config) -> Tensor:
+    """Different carriers for each set [M,3,A/2]."""
+    size = 3 * config.amplitudes // 2
+    return torch.stack(
+        [torch.randperm(config.carriers, generator=generator(m))[:size].view(3, -1) for m in range(config.sets)]
+    ).float()
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -44,9 +53,26 @@ def softmax(logits: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
-def mixed(p: dict[str, Tensor], config: Config, tokens: Tensor) -> Tensor:
-    """What the mixer makes of tokens [N,d]."""
-    x = tokens @ p["mix.weight"].T + p["mix.bias"] + p["base"]
+def spread(p: dict[str, Tensor], config: Config, tokens: Tensor) -> tuple[list[int], Tensor]:
+    """The modes of tokens [N,d], and what each says of all carriers [N,C], a token and a value at a time."""
+    count, half, sets = config.switches, config.amplitudes // 2, p["sets"].long().tolist()
+    modes = [sum(2**i for i in range(count) if token[len(token) - count + i] > 0) for token in tokens.tolist()]
+    found = torch.zeros(len(tokens), config.carriers, dtype=torch.float64)
+    for n, (mode, token) in enumerate(zip(modes, tokens, strict=True)):
+        other = (n + len(tokens) // 2) % len(tokens)
+        chosen, lends = sets[mode % config.sets], mode >= config.sets
+        for k in range(half):
+            found[n, chosen[0][k]] += token[k]
+            if not lends:
+                found[n, chosen[1][k]] += token[half + k]
+            if modes[other] >= config.sets:
+                found[n, chosen[2][k]] += tokens[other, half + k]
+    return modes, found
+
+
+def mixed(p: dict[str, Tensor], config: Config, modes: list[int], amplitudes: Tensor) -> Tensor:
+    """What the mixer makes of amplitudes [N,C]."""
+    x = amplitudes @ p["mix.weight"].T + p["mix.bias"] + p["mode_base"][modes] + p["base"]
     for i in range(config.mixer_depth):
         b = {k.removeprefix(f"mixer.{i}."): v for k, v in p.items() if k.startswith(f"mixer.{i}.")}
         s = layer_norm(x, b["self_norm.weight"], b["self_norm.bias"])
@@ -67,31 +93,26 @@ def written_out(decoder: CarrierDecoder, tokens: Tensor, q: Tensor) -> Tensor:
     c = decoder.config
     p = {k: v.double() for k, v in decoder.state_dict().items()}
     tokens, q, j = tokens.double(), q.double(), p["harmonics"]
-    x = mixed(p, c, tokens)
+    modes, amplitudes = spread(p, c, tokens)
+    x = mixed(p, c, modes, amplitudes)
     w = torch.tensor(
         [(2.0 * c.cell) ** (i / (c.spatial_frequencies - 1)) for i in range(c.spatial_frequencies)]
     ).double()
     angles = [math.pi * q[:, axis, None] * w for axis in (0, 1)]
-    gamma = torch.cat([f(angle) for angle in angles for f in (torch.sin, torch.cos)], 1)
+    gamma = [torch.cat([angle.sin(), angle.cos()], 1) for angle in angles]
     u = torch.zeros(len(q), c.carriers, dtype=torch.float64)
     for h in range(c.decoder_heads):
-        rows = slice(h * c.decoder_head_dim, (h + 1) * c.decoder_head_dim)
-        key = p["key_base"][:, rows] + x @ p["key.weight"][rows].T
-        logits = gamma @ p["query.weight"][rows].T @ key.T / (c.temperature * math.sqrt(c.decoder_head_dim))
-        weights = softmax(logits)
+        along = [
+            softmax(g @ p[key][h].T / (c.temperature * math.sqrt(2 * c.spatial_frequencies)))
+            for g, key in zip(gamma, ("key_x", "key_y"), strict=True)
+        ]
         rows = slice(h * c.carriers, (h + 1) * c.carriers)
         value = x @ p["mixed_value.weight"][rows].T + p["mixed_value.bias"][rows]
-        for mode in range(2**c.switches):
-            share = torch.ones(c.tokens, 1, dtype=torch.float64)
-            for i in range(c.switches):
-                up = 1 / (1 + torch.exp(-p["switch_gain"] * tokens[:, c.token_dim - c.switches + i, None]))
-                share = share * (up if mode >> i & 1 else 1 - up)
-            first = (mode * c.decoder_heads + h) * c.carriers
-            value = value + share * (tokens @ p["value.weight"][first : first + c.carriers].T)
+        value = value + amplitudes @ p["value.weight"][rows].T
         for n in range(c.tokens):
             column, row = n % c.grid[0], n // c.grid[0]
             sign = torch.tensor([-1.0]) ** (j[:, 0] * column + j[:, 1] * row)
-            u += weights[:, n, None] * (sign * value[n])
+            u += (along[0][:, column] * along[1][:, row])[:, None] * (sign * value[n])
     pixel = [q[:, 0] * (c.cell - 1), q[:, 1] * (c.cell - 1), q[:, 2] * c.frames]
     m = u
     for axis, size in enumerate([c.cell / c.grid[0], c.cell / c.grid[1], c.frames]):
@@ -106,12 +127,11 @@ def written_out(decoder: CarrierDecoder, tokens: Tensor, q: Tensor) -> Tensor:
     "changes",
     [
         {},
-        {"switches": 2},
-        {"switches": 3},
+        {"switches": 4},
         {"mixer_depth": 2, "mixer_width": 64},
         {"mixer_depth": 0},
         {"mlp_depth": 4},
-        {"grid": (5, 3, 1), "frames": 5},
+        {"grid": (5, 2, 1), "frames": 5},
     ],
     ids=str,
 )
@@ -119,6 +139,8 @@ def test_decoder_is_the_formula_written_out(changes):
     config = replace(TINY, decoder_heads=3, **changes)
     decoder = random_decoder(config)
     tokens = torch.randn(2, config.tokens, config.token_dim, generator=generator())
+    modes = [m for bank in tokens for m in spread(decoder.state_dict(), config, bank)[0]]
+    assert min(modes) < config.sets <= max(modes)  # some lend
     q = torch.rand(2, 50, 3, generator=generator())
     expected = torch.stack([written_out(decoder, *pair) for pair in zip(tokens, q, strict=True)])
     assert expected.std() > 0.1
@@ -175,23 +197,23 @@ def test_the_decoder_takes_bf16_autocast():
 
 # --- analysis -----------------------------------------------------------------------------------------------------
 
-GRIDS = [(2, 3, 1), (4, 4, 1), (5, 7, 1), (6, 1, 1), (32, 8, 1)]
+GRIDS = [(2, 3, 1), (4, 4, 1), (5, 6, 1), (6, 1, 1), (32, 8, 1)]
 
 
-@pytest.mark.parametrize(
-    ("grid", "switches"), [*((grid, 1) for grid in GRIDS), ((5, 7, 1), 2), ((4, 4, 1), 3)], ids=str
-)
-def test_analysis_is_a_loop_over_the_tokens(grid, switches):
-    config = replace(TINY, grid=grid, frames=3, switches=switches)
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_analysis_is_a_loop_over_the_tokens(grid):
+    config = replace(TINY, grid=grid, frames=3, luma_functions=9, chroma_functions=5)
     gx, gy, _ = grid
     analysis = Analysis(config).requires_grad_(False)
-    analysis.weight.normal_(generator=generator())
+    for p in analysis.parameters():
+        p.normal_(generator=generator(p.ndim))
+    analysis.space_of.copy_(torch.randint(14, (config.carriers,), generator=generator()))
     clips = torch.rand(2, 3, 3, 32, 32, generator=generator())
     py, px = analysis.phases
-    rows, chosen = [], []
+    rows = []
     for iy in range(gy):
         for ix in range(gx):
-            seen = []
+            phase, found = (iy % py) * px + ix % px, []
             for planes, side, margin in ((clips[:, :, :1], 32, 8), (clips[:, :, 1:], 16, 4)):
                 if side == 16:
                     planes = sum(planes[..., a::2, b::2] for a in (0, 1) for b in (0, 1)) / 4
@@ -202,15 +224,55 @@ def test_analysis_is_a_loop_over_the_tokens(grid, switches):
                     ]
                     for i, n in ((iy, gy), (ix, gx))
                 )
-                seen.append((planes[..., y, :][..., x] - 0.5).flatten(1))
-            for out in SCALE * torch.cat(seen, 1) @ analysis.weight[(iy % py) * px + ix % px]:
-                sets = out.view(2**switches, 72 - switches)
-                chosen.append(max(range(len(sets)), key=lambda m, sets=sets: sets[m].square().sum().item()))
-                signs = [SWITCH if chosen[-1] >> i & 1 else -SWITCH for i in range(switches)]
-                rows.append(torch.cat([sets[chosen[-1]], torch.tensor(signs)]))
-    expected = torch.stack(rows).unflatten(0, (gx * gy, 2)).transpose(0, 1)
-    assert len(set(chosen)) > 1
-    torch.testing.assert_close(analysis(clips), expected, atol=1e-4, rtol=1e-4)
+                seen = (planes[..., y, :][..., x] - 0.5).flatten(2)  # [2,3,inputs]
+                found.append(SCALE * seen @ (analysis.luma if side == 32 else analysis.chroma)[phase])
+            found = torch.cat(found, -1)  # [2,3,14]
+            rows.append(
+                torch.stack([found[..., int(s)] @ w for s, w in zip(analysis.space_of, analysis.time, strict=True)], -1)
+            )
+    torch.testing.assert_close(analysis(clips), torch.stack(rows, 1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("switches", [2, 4])
+def test_modes_keep_most_of_what_is_worth_coding(switches):
+    """Compared with every choice that a pair of tokens has, and through the decoder, which finds each value again."""
+    config = replace(TINY, switches=switches)
+    analysis, decoder = Analysis(config).requires_grad_(False), random_decoder(config)
+    analysis.sets.copy_(decoder.sets)
+    # Tokens of different liveliness, so that some lend.
+    size = torch.rand(5, config.tokens, 1, generator=generator()) ** 3
+    amplitudes = FAINT * 3 * size * torch.randn(5, config.tokens, config.carriers, generator=generator(1))
+    mode = analysis.choose(amplitudes)
+    tokens = torch.cat([analysis.pick(amplitudes, mode), switches_of(mode, switches)], -1)
+    told, kept = decoder.spread(tokens)
+    assert torch.equal(told, mode)
+    assert torch.equal(kept, torch.where(kept != 0, amplitudes, 0.0))
+    worth = (amplitudes.square() - FAINT**2).clamp_min(0)
+    assert (mode >= config.sets).any()
+    for b in range(5):
+        for n in range(config.tokens // 2):
+            pair = [n, n + config.tokens // 2]
+            best = max(
+                sum(
+                    max(worth[b, i, decoder.sets[m, :parts].flatten().long()].sum().item() for m in range(config.sets))
+                    for i, parts in zip(pair, split, strict=True)
+                )
+                for split in ((2, 2), (1, 3), (3, 1))
+            )
+            assert worth[b, pair][kept[b, pair] != 0].sum().item() == pytest.approx(best, rel=1e-5)
+
+
+def test_switches_say_the_mode():
+    mode = torch.arange(16).view(2, 8)
+    switches = switches_of(mode, 4)
+    assert switches.abs().unique().tolist() == [pytest.approx(SWITCH)]
+    assert torch.equal(mode_of(switches), mode)
+
+
+def test_partners_are_each_others():
+    tokens = torch.arange(12).view(1, 6, 2)
+    assert partner(tokens)[0, :, 0].tolist() == [6, 8, 10, 0, 2, 4]
+    assert torch.equal(partner(partner(tokens)), tokens)
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
@@ -225,7 +287,7 @@ def test_tokens_of_one_phase_stand_alike_to_their_windows(grid):
             assert all(0 <= offset < count for offset in offsets)
             assert all(offset == offsets[i % phases] for i, offset in enumerate(offsets))
             assert all(start + width >= (i + 1) * side // count for i, start in enumerate(starts))
-    assert analysis.weight.shape[0] == math.prod(analysis.phases)
+    assert len(analysis.luma) == len(analysis.chroma) == math.prod(analysis.phases)
 
 
 def test_base_has_three_phases():
@@ -237,7 +299,7 @@ def test_equal_content_one_token_further_gives_equal_tokens():
     """Also along y, where three tokens of base stand 32 pixels apart. Tokens at the edge see it repeated, so not those."""
     analysis = local_model(BASE).encoder.analysis.requires_grad_(False)
     clip = torch.rand(1, 8, 3, 128, 128, generator=generator())
-    tokens, right, down = (analysis(c).view(12, 8, 72) for c in (clip, clip.roll(16, dims=-1), clip.roll(32, dims=-2)))
+    tokens, right, down = (analysis(c).view(12, 8, -1) for c in (clip, clip.roll(16, dims=-1), clip.roll(32, dims=-2)))
     assert tokens.std() > 0.01
     torch.testing.assert_close(right[:, 2:7], tokens[:, 1:6], atol=1e-5, rtol=0)
     torch.testing.assert_close(down[4:11], tokens[1:8], atol=1e-5, rtol=0)

@@ -28,7 +28,11 @@ TINY, PAPER = PRESETS["tiny"], PRESETS["tiny-paper"]
 
 
 def tensors_of(model) -> dict[str, torch.Tensor]:
-    return {name: value.half().contiguous() for name, value in model.state_dict().items()}
+    """What a checkpoint holds: half precision, but for what attention's narrow windows depend on."""
+    return {
+        name: (value if name.startswith("decoder.key_") else value.half()).contiguous()
+        for name, value in model.state_dict().items()
+    }
 
 
 def write(folder, data: bytes, name: str = "x"):
@@ -65,7 +69,7 @@ def test_round_trip(tmp_path, config):
     for name, value in loaded.model.state_dict().items():
         assert value.dtype == torch.float32
         assert not value.requires_grad
-        assert torch.equal(value, model.state_dict()[name].half().float()), name
+        assert torch.equal(value, tensors_of(model)[name].float()), name
     assert loaded.decoder_sha256 == decoder_sha256(config, tensors_of(model))
 
 
@@ -193,7 +197,7 @@ def test_tensors_that_do_not_fit_the_configuration(tmp_path):
     wrong = {
         "decoder.base": {**tensors, "decoder.base": tensors["decoder.base"][:-1].contiguous()},
         "encoder.queries": {**tensors, "encoder.queries": tensors["encoder.queries"].T.contiguous()},
-        "decoder.query.weight": {k: v for k, v in tensors.items() if k != "decoder.query.weight"},
+        "decoder.value.weight": {k: v for k, v in tensors.items() if k != "decoder.value.weight"},
         "extra": {**tensors, "extra": torch.zeros(1)},
         "decoder.mix.bias": {**tensors, "decoder.mix.bias": torch.zeros(32, dtype=torch.int32)},
         "decoder.mix.weight": {**tensors, "decoder.mix.weight": tensors["decoder.mix.weight"].double()},
@@ -201,6 +205,29 @@ def test_tensors_that_do_not_fit_the_configuration(tmp_path):
     }
     for name, changed in wrong.items():
         refused(write(tmp_path, save(changed, metadata)), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("decoder.sets", TINY.carriers, "other numbers than 0 to 175"),
+        ("decoder.sets", -1.0, "other numbers than 0 to 175"),
+        ("decoder.sets", 1.5, "other numbers than 0 to 175"),
+        ("encoder.analysis.sets", 2000.0, "other numbers than 0 to 175"),
+        ("encoder.analysis.space_of", 240.0, "other numbers than 0 to 239"),
+        ("decoder.sets", None, "names a carrier twice"),
+        ("decoder.sets", "swap", "different sets of carriers"),
+    ],
+)
+def test_numbers_of_carriers_that_there_are_not(tmp_path, name, value, problem):
+    """They are indices: out of range they would end in a traceback while decoding."""
+    tensors = tensors_of(local_model())
+    flat = tensors[name].view(-1)
+    if value == "swap":
+        flat[:2] = flat[:2].flip(0)
+    else:
+        flat[0] = flat[1] if value is None else value
+    refused(write(tmp_path, save(tensors, {"config": TINY.to_json()})), problem)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -93,7 +93,10 @@ def test_frequencies_are_shared_out_four_to_one(frequencies):
         '{"carriers": 96}',
         '{"carriers": 96, "grid": [8, 6, 1], "retrieval": "lal"}',
         '{"carriers": 96, "grid": [8, 6, 1], "mixer_width": 100}',
-        '{"carriers": 96, "grid": [8, 6, 1], "decoder_head_dim": 3}',
+        '{"carriers": 96, "grid": [5, 7, 1]}',
+        '{"carriers": 96, "grid": [8, 6, 1], "switches": 3}',
+        '{"carriers": 96, "grid": [8, 6, 1], "switches": 6}',
+        '{"carriers": 2049, "grid": [8, 6, 1]}',
         '{"carriers": 96, "grid": [8, 6, 1], "cell": 129, "patch": 3}',
         '{"mixer_depth": 65}',
         '{"mixer_depth": -1}',
@@ -113,12 +116,14 @@ def test_what_carriers_need_is_said():
         ({"grid": (8, 6, 2)}, "one anchor in t"),
         ({"retrieval": "lal"}, "no LAL retrieval"),
         ({"mixer_width": 200}, "mixer_width that is a multiple of 32"),
-        ({"decoder_head_dim": 2}, "decoder_head_dim of at least 4"),
+        ({"grid": (5, 7, 1)}, "even number of tokens"),
+        ({"switches": 3}, "even number of values"),
+        ({"carriers": 3000}, "at most 2048 carriers"),
         ({"cell": 33, "patch": 3}, "even cell side"),
     ]:
         with pytest.raises(ValueError, match=text):
             replace(base, **changes)
-        replace(base, carriers=0, **changes)  # the paper's decoder does not mind
+        replace(base, **changes | {"carriers": 0})  # the paper's decoder does not mind
     assert replace(base, mixer_depth=0).mixer_depth == 0
 
 

@@ -47,16 +47,16 @@ def test_sizes_of_the_other_presets():
 
 
 def test_the_size_of_base_is_the_sum_of_its_parts():
-    """Written out from docs/model.md: N = 96, d = 72, C = 144, 4 modes, 3 heads of 128, a mixer of 3 blocks 192 wide."""
+    """Written out from docs/model.md: N = 96, C = 280, 16 modes, 2 heads, a mixer of 3 blocks 192 wide."""
     block = 2 * 2 * 192 + 3 * 192 * 192 + (192 * 192 + 192) + (192 * 768 + 768) + (768 * 192 + 192)
-    mixer = (72 * 192 + 192) + 96 * 192 + 3 * block + 2 * 192
-    attention = 64 * 384 + 96 * 384 + 192 * 384
-    values = 4 * 72 * 3 * 144 + 1 + (192 * 3 * 144 + 3 * 144)
-    pixel = (144 * 3 + 3) + (144 * 32 + 32) + (32 * 3 + 3)
-    # Windows of 27 x 32 pixels in luma and 14 x 16 in chroma, three phases, four modes.
-    analysis = 3 * 8 * (27 * 32 + 2 * 14 * 16) * 4 * 70
+    mixer = (280 * 192 + 192) + (96 + 16) * 192 + 3 * block + 2 * 192
+    attention = 2 * (8 + 12) * 32
+    values = 280 * 2 * 280 + (192 * 2 * 280 + 2 * 280)
+    pixel = (280 * 3 + 3) + (280 * 32 + 32) + (32 * 3 + 3)
+    # Windows of 27 x 32 pixels in luma and 14 x 16 in chroma, three phases.
+    analysis = 3 * (27 * 32 * 96 + 2 * 14 * 16 * 56) + 280 * 8
     former = 2 * (2 * 4 * 256 * 256 + 2 * 256 + (256 * 1024 + 1024) + (1024 * 256 + 256) + 3 * 512)
-    rest = (3 * 256 * 256 + 256) + 512 * 256 + 96 * 256 + 512 + (256 * 72 + 72) + (72 * 256 + 256)
+    rest = (3 * 256 * 256 + 256) + 512 * 256 + (96 + 16) * 256 + 512 + (256 * 280 + 280) + (280 * 256 + 256)
     assert parameters("base") == (analysis + former + rest, mixer + attention + values + pixel)
 
 
@@ -95,9 +95,9 @@ def test_gamma_is_the_papers(name):
     assert gamma.shape == (2, 72)
     # Angles reach 512 pi in float32, whose steps are 1e-4 there.
     torch.testing.assert_close(gamma.double(), torch.tensor(expected, dtype=torch.float64), atol=2e-4, rtol=0)
-    # With carriers, attention is over space alone.
+    # With carriers, attention is over space alone, an axis at a time, with the same frequencies.
     carriers = CarrierDecoder(replace(TINY, cell=config.cell, frames=config.frames))
-    assert torch.equal(carriers.gamma(q[:, :2]), gamma[:, : 4 * k_s])
+    assert torch.equal(carriers.w_s, decoder.w_s)
 
 
 def test_frequencies_run_from_one_to_sigma():
@@ -350,10 +350,12 @@ def test_encoder_starts_by_looking_at_the_patches_around_its_anchor():
 def test_local_start_depends_on_its_generator_alone(config):
     a, b = local_model(config, seed=3), CoANeRV(config)
     local_start.start_local(b, generator(3))
-    names = ["query.weight", "key.weight"]
-    names += ["key_base", "mix.weight", "value.weight", "linear.weight", "harmonics"] if config.carriers else ["base"]
+    names = ["query.weight", "key.weight", "base"]
+    if config.carriers:
+        names = ["key_x", "key_y", "mix.weight", "value.weight", "linear.weight", "harmonics", "sets"]
     for name in names:
         assert torch.equal(a.decoder.state_dict()[name], b.decoder.state_dict()[name])
     if config.carriers:
-        assert torch.equal(a.encoder.analysis.weight, b.encoder.analysis.weight)
+        for name, tensor in a.encoder.analysis.state_dict().items():
+            assert torch.equal(tensor, b.encoder.analysis.state_dict()[name])
         assert torch.equal(a.encoder.see.weight, b.encoder.see.weight)

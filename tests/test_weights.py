@@ -15,11 +15,11 @@ def test_one_default_checkpoint_of_the_base_preset_ships(monkeypatch):
 
 
 def test_the_demo_shows_the_clip(monkeypatch, tmp_path):
-    """The first shipped checkpoint gave 29.2 dB; a later one must not be much worse."""
+    """Checkpoints gave 29.2, 32.5, 34.9 and 35.6 dB; a later one must not be much worse."""
     monkeypatch.delenv(VARIABLE, raising=False)
     result = run_demo(bundled_clip(), tmp_path, load_checkpoint(find_checkpoint()), bits=6)
     assert result.frames == 41
-    assert result.psnr > 28.5
+    assert result.psnr > 35
     assert result.coa_bytes == (tmp_path / "demo.coa").stat().st_size
     assert result.video.stat().st_size > 0
     assert result.picture.read_bytes().startswith(b"\x89PNG")

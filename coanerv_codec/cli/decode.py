@@ -56,13 +56,6 @@ class Number(click.ParamType):
 )
 @click.option("--engine", type=click.Choice(["separable", "reference"]), default="separable", show_default=True)
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
-@click.option(
-    "--max-error",
-    type=click.FloatRange(0, 1),
-    default=2.0**-16,
-    show_default="1/65536",
-    help="Leave out tokens that change no pixel (0 to 1) by more than this in all; 0 uses every token.",
-)
 @click.option("--scale", type=Number(), help="Decode at this multiple of the size.")
 @click.option("--size", metavar="WxH", help="Decode at this size.")
 @click.option("--crop", metavar="X,Y,W,H", help="Decode only this part of the picture.")
@@ -88,7 +81,7 @@ class Number(click.ParamType):
 @overwrite_option
 @quiet_option
 def command(
-    source, output, tile, max_memory, engine, precision, max_error, scale, size, crop, fps, start, duration, crf, encoder,
+    source, output, tile, max_memory, engine, precision, scale, size, crop, fps, start, duration, crf, encoder,
     lossless, no_audio, on_error, limits, checkpoint, device, overwrite, quiet,
 ):  # fmt: skip
     """Decode a .coa file into a video. INPUT is a file, or - for standard input.
@@ -129,7 +122,7 @@ def command(
             loaded,
             view,
             timing,
-            EngineOptions(engine, tile, pick_precision(precision), max_error),
+            EngineOptions(engine, tile, pick_precision(precision)),
             audio=not no_audio,
             encoder=encoder,
             crf=crf,

@@ -25,7 +25,8 @@ CONFIG = Config(
 )  # fmt: skip
 CARRIERS = Config(
     frames=2, cell=8, grid=(2, 2, 1), token_dim=18, frequencies=3, patch=8, width=8, heads=1, head_dim=8, depth=1,
-    feed_forward=8, decoder_heads=1, decoder_head_dim=16, mlp_hidden=8, carriers=16, switches=2, mixer_depth=1, mixer_width=32,
+    feed_forward=8, decoder_heads=1, mlp_hidden=8, carriers=24, switches=2, luma_functions=4, chroma_functions=4,
+    mixer_depth=1, mixer_width=32,
 )  # fmt: skip
 VALUES = (0, 1, -1, 2, 3, 64, 65, 1024, 65536, 65537, 2**31, 2**63, 2**64, 10**30, 1.5, -0.0, 1e308, 1e-320, math.nan,
           math.inf, -math.inf, True, False, None, "", "8", "lal", [], [1], {}, {"a": 1}, [2, 1, 1], [1024, 1024, 1024],
@@ -39,6 +40,10 @@ def _model(config: Config = CONFIG) -> CoANeRV:
     model = CoANeRV(config)
     for value in model.state_dict().values():
         value.copy_((torch.arange(value.numel()) * 37 % 64 - 32).reshape(value.shape) / 64)
+    if config.carriers:
+        model.encoder.analysis.space_of.copy_(torch.arange(config.carriers) % config.luma_functions)
+        for sets in (model.encoder.analysis.sets, model.decoder.sets):
+            sets.copy_(torch.arange(config.carriers).expand(config.sets, -1).view_as(sets))
     return model
 
 
