@@ -30,6 +30,11 @@ def tile_within(config: Config, engine: str, budget: int) -> int:
     elif engine == "separable" and config.retrieval == "temperature":
         # Per pixel: the factors of all heads and tokens; per query: a head's product, the sum, a layer's output, 1/den.
         floats = heads * n + config.frames * (3 * (config.mlp_hidden + 1) + heads)
+    elif config.carriers:
+        # Per query: the weights of all heads and tokens, carriers and waves, the MLP; gamma of both axes in double precision.
+        floats = config.frames * (
+            heads * n + 4 * config.carriers + 2 * config.mlp_hidden + 8 * config.spatial_frequencies
+        )
     else:
         # Per query: gamma, the query, the attended feature twice, the MLP; LAL also keeps the attention itself, twice.
         attention = 2 * heads * n if config.retrieval == "lal" else 0
