@@ -192,7 +192,7 @@ def save_state(state: State, path: Path, recipe: Recipe) -> None:
         "config": state.loss.model.config.to_json(),
         "recipe": json.dumps(asdict(recipe)),
     }
-    tensors = {k: v.contiguous() for k, v in tensors.items()}
+    tensors = {k: v.contiguous().clone() for k, v in tensors.items()}
     # Not `save_file`, which a kill makes leave a file of its own behind.
     write_whole(path, save(tensors, metadata | {"sha256": _digest(tensors, metadata)}))
 
@@ -380,37 +380,44 @@ def train(
         sums, counted, waited, since, saved = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic(), time.monotonic()
         batches = load_steps(cells, state.step, rank, world, workers)
         stopping = False
-        while state.step < recipe.steps and not stopping:
-            before = time.monotonic()
-            batch = next(batches).to(device)
-            waited += time.monotonic() - before
-            sums = [a + b for a, b in zip(sums, train_step(state, forward, batch, recipe), strict=True)]
-            counted += 1
-            record: dict[str, float] = {}
-            if state.step % log_every == 0:
-                loss, mse, bits = (v / (world * counted) for v in across(sums, world))
-                seconds = time.monotonic() - since
-                record |= {"loss": loss, "psnr": -10 * math.log10(max(mse, 1e-10)), "bits_per_pixel": bits}
-                record |= {
-                    "lr": learning_rate(recipe, state.step),
-                    "cells_per_second": counted * recipe.batch / seconds,
-                }
-                record |= {"waiting_for_data": waited / seconds}
-                sums, counted, waited, since = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic()
-            if trial and (state.step % valid_every == 0 or state.step == recipe.steps):
-                record |= _validate_together(state.ema, *trial, rank, world)
-                since = time.monotonic()  # so that validation does not count as slow training
-            stopping, due = map(bool, across([stop(), time.monotonic() - saved > save_seconds], world, largest=True))
-            if records:
-                if record:
-                    records.write({"step": state.step, **record})
-                    report({"step": state.step, **record})
-                if due or stopping or state.step == recipe.steps:
-                    save_state(state, path, recipe)
-                if state.step == int((1 - recipe.decay) * recipe.steps):
-                    save_state(state, run / BEFORE_DECAY, recipe)  # where a longer run can go on from
-            if due:
-                saved = time.monotonic()
+        try:
+            while state.step < recipe.steps and not stopping:
+                before = time.monotonic()
+                batch = next(batches).to(device)
+                waited += time.monotonic() - before
+                sums = [a + b for a, b in zip(sums, train_step(state, forward, batch, recipe), strict=True)]
+                counted += 1
+                record: dict[str, float] = {}
+                if state.step % log_every == 0:
+                    loss, mse, bits = (v / (world * counted) for v in across(sums, world))
+                    seconds = time.monotonic() - since
+                    record |= {"loss": loss, "psnr": -10 * math.log10(max(mse, 1e-10)), "bits_per_pixel": bits}
+                    record |= {
+                        "lr": learning_rate(recipe, state.step),
+                        "cells_per_second": counted * recipe.batch / seconds,
+                    }
+                    record |= {"waiting_for_data": waited / seconds}
+                    sums, counted, waited, since = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic()
+                if trial and (state.step % valid_every == 0 or state.step == recipe.steps):
+                    record |= _validate_together(state.ema, *trial, rank, world)
+                    since = time.monotonic()  # so that validation does not count as slow training
+                stopping, due = map(
+                    bool, across([stop(), time.monotonic() - saved > save_seconds], world, largest=True)
+                )
+                if records:
+                    if record:
+                        records.write({"step": state.step, **record})
+                        report({"step": state.step, **record})
+                    if due or stopping or state.step == recipe.steps:
+                        save_state(state, path, recipe)
+                    if state.step == int((1 - recipe.decay) * recipe.steps):
+                        save_state(state, run / BEFORE_DECAY, recipe)  # where a longer run can go on from
+                if due:
+                    saved = time.monotonic()
+        finally:
+            # Not when this function is left: DistributedDataParallel would then be the last to hold the process group, and take
+            # it down with the interpreter's lock in hand, for which a thread of the group may wait for ever (torch 2.13).
+            del forward
         return state.step
 
 

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import nullcontext
+import weakref
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ from coanerv_codec.bank import decode_bank, encode_bank
 from coanerv_codec.checkpoint import load_checkpoint
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.corpus import Cells, Corpus, build_cache, centre_cells, held_out, list_media, load_steps
-from coanerv_codec.errors import CheckpointError, CoanervError, InputError
+from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
 from coanerv_codec.muon import Muon, orthogonalise
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
@@ -533,6 +534,36 @@ def test_two_processes_are_one_with_their_batches_together(corpus, uninterrupted
     for found, expected in zip(log_of(tmp_path / "run"), log_of(uninterrupted), strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert log_of(tmp_path / "run")[0] == pytest.approx(log_of(uninterrupted)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_process_group_outlives_what_uses_it(corpus, tmp_path, monkeypatch, fails):
+    """Taken down by DistributedDataParallel it hangs now and then, as one of two processes did that were stopped."""
+    made = []
+
+    class Parallel(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+            made.append(weakref.ref(self))
+
+        def forward(self, *arguments):
+            return self.module(*arguments)
+
+    @contextmanager
+    def group(device):
+        try:
+            yield 0, 2
+        finally:
+            assert [wrapper() for wrapper in made] == [None]
+
+    monkeypatch.setattr(training, "DistributedDataParallel", Parallel)
+    monkeypatch.setattr(training, "process_group", group)
+    monkeypatch.setattr(training, "across", lambda values, world, largest=False: values)
+    if fails:
+        monkeypatch.setattr(training, "save_state", lambda *_: (_ for _ in ()).throw(OutputError("disk full")))
+    with pytest.raises(OutputError, match="disk full") if fails else nullcontext():
+        start(corpus, tmp_path / "run", replace(QUICK, steps=2))
 
 
 def test_a_batch_that_cannot_be_shared_is_refused(corpus, tmp_path, monkeypatch):
