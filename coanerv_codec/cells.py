@@ -7,7 +7,9 @@ cross-faded with weights that add up to one everywhere.
 """
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -82,6 +84,12 @@ def _catmull_rom(x: np.ndarray) -> np.ndarray:
     return np.where(x < 1, inner, np.where(x < 2, outer, 0.0))
 
 
+@lru_cache(maxsize=64)
+def still_matrix(axis: Axis, i: int, side: int) -> tuple[int, np.ndarray]:
+    """Return `sampling_matrix` of a cell that stands still: the same in every clip, so kept, and not to be changed."""
+    return sampling_matrix(axis, i, side)
+
+
 def sampling_matrix(axis: Axis, i: int, side: int, reach: float = 0.0, shift: float = 0.0) -> tuple[int, np.ndarray]:
     """Return (first, R): cell i's `side` samples are R [side, n] times the n pixels from `first` on.
 
@@ -146,9 +154,9 @@ def _multiply(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarray:
     """Cut one row of cells out of a clip: frames [F,3,H,W] uint8 -> [columns,F,3,side,side] float32 in [0, 1]."""
-    top, vertical = sampling_matrix(layout.y, row, side)
+    top, vertical = still_matrix(layout.y, row, side)
     rows = slice(top, top + vertical.shape[1])
-    vertical *= np.float32(1 / 255)
+    vertical = vertical * np.float32(1 / 255)
     strip = np.empty((*frames.shape[:2], side, frames.shape[3]), np.float32)
     for frame, out in zip(frames, strip, strict=True):  # one by one, since a row of cells may be as high as the picture
         _multiply(vertical, frame[:, rows].astype(np.float32), out)
@@ -157,7 +165,7 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
         if layout.velocity(row * layout.x.count + column).any():
             _cut_moving(frames, layout, row, column, out)
             continue
-        left, horizontal = sampling_matrix(layout.x, column, side)
+        left, horizontal = still_matrix(layout.x, column, side)
         pixels = strip.reshape(-1, strip.shape[3])[:, left : left + horizontal.shape[1]]
         _multiply(pixels, horizontal.T, out.reshape(-1, side))
     return cells
@@ -178,22 +186,27 @@ def _cut_moving(frames: np.ndarray, layout: Layout, row: int, column: int, out: 
 
 def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
     """Return the layout in which each cell of a clip [F,3,H,W] uint8 moves with what it shows, as far as that pays."""
+    pitch_x, pitch_y = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
     velocities = []
-    for row in range(layout.y.count):
-        top, vertical = sampling_matrix(layout.y, row, side)
-        rows = slice(top, top + vertical.shape[1])
-        strip = np.empty((len(frames), side, frames.shape[3]), np.float32)
-        vertical *= np.float32(1 / 255)
-        for frame, out in zip(frames, strip, strict=True):
-            _multiply(vertical, frame[0, rows].astype(np.float32), out)
-        for column in range(layout.x.count):
-            left, horizontal = sampling_matrix(layout.x, column, side)
-            luma = np.empty((len(frames), side, side), np.float32)
-            _multiply(strip[:, :, left : left + horizontal.shape[1]], horizontal.T, luma)
-            found = find_velocity(luma)
-            pitches = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
-            # To the steps of the search again: what lies between them would be decoded frame by frame.
-            velocities.append(
-                tuple(FINEST * round(v * pitch / FINEST) for v, pitch in zip(found, pitches, strict=True))
-            )
+    # The search is NumPy's, which has one thread: cells are shared out among as many as torch may use.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for row in range(layout.y.count):
+            for vx, vy in pool.map(find_velocity, _cut_luma(frames[:, 0], layout, row, side)):
+                # To the steps of the search again: what lies between them would be decoded frame by frame.
+                velocities.append((FINEST * round(vx * pitch_x / FINEST), FINEST * round(vy * pitch_y / FINEST)))
     return replace(layout, velocities=tuple(velocities) if any(map(any, velocities)) else ())
+
+
+def _cut_luma(luma: np.ndarray, layout: Layout, row: int, side: int) -> list[np.ndarray]:
+    """Cut one row of cells that stand still out of luma [F,H,W] uint8: [F,side,side] float32 in [0, 1] each."""
+    top, vertical = still_matrix(layout.y, row, side)
+    vertical = vertical * np.float32(1 / 255)
+    strip = np.empty((len(luma), side, luma.shape[2]), np.float32)
+    for frame, out in zip(luma, strip, strict=True):
+        _multiply(vertical, frame[top : top + vertical.shape[1]].astype(np.float32), out)
+    cells = []
+    for column in range(layout.x.count):
+        left, horizontal = still_matrix(layout.x, column, side)
+        cells.append(np.empty((len(luma), side, side), np.float32))
+        _multiply(strip[:, :, left : left + horizontal.shape[1]], horizontal.T, cells[-1])
+    return cells

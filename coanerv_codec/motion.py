@@ -39,7 +39,8 @@ def find_velocity(luma: np.ndarray) -> tuple[int, int]:
     if luma.shape[-1] < SMALLEST or luma.var(0).mean() < VISIBLE**2:
         return 0, 0
     half = luma.shape[-1] // 2  # half size is fine enough; an odd last row and column are left out
-    luma = luma[:, : 2 * half, : 2 * half].reshape(len(luma), half, 2, half, 2).mean((2, 4))
+    rows = luma[:, : 2 * half : 2] + luma[:, 1 : 2 * half : 2]
+    luma = (rows[..., : 2 * half : 2] + rows[..., 1 : 2 * half : 2]) / 4
     side, unit = luma.shape[-1], STEPS // 2  # in this function a velocity of STEPS is half a sample
     first, _ = _search(luma, ((2 * STEPS, FASTEST // 2), (STEPS, 1), (unit, 1)), COARSE)
     shifts = np.rint(np.outer(offsets(len(luma)), first) / (2 * STEPS)).astype(int)  # [F,2], whole samples
@@ -71,7 +72,7 @@ def _search(
     """
     frames, side, _ = planes.shape
     kx, ky, window, weight = _frequencies(side, cutoff)
-    spectra = (np.fft.fft2((planes - planes.mean()) * window)[:, ky[:, None], kx] * weight).astype(np.complex64)
+    spectra = _spectra((planes - planes.mean()) * window, kx, ky) * weight
     turns = 2j * np.pi / (side * 2 * STEPS)
     path = np.zeros((frames, 2)) if path is None else path
     total = _energy(spectra)
@@ -93,6 +94,17 @@ def _search(
         j, i = np.unravel_index(found.argmin(), found.shape)
         best, left = (best[0] + int(around[i]), best[1] + int(around[j])), found[j, i]
     return best, float(left)
+
+
+def _spectra(planes: np.ndarray, kx: np.ndarray, ky: np.ndarray) -> np.ndarray:
+    """Planes [F,S,S] -> their Fourier coefficients at ky and kx [F,K,K'], complex64: few of them, so by plain products."""
+    waves = np.exp(-2j * np.pi / planes.shape[-1] * np.outer(np.arange(planes.shape[-1]), kx)).astype(np.complex64)
+    along_x = planes.astype(np.float32) @ np.concatenate([waves.real, waves.imag], axis=1)  # [F,S,2K']
+    along_x = along_x[..., : len(kx)] + 1j * along_x[..., len(kx) :]
+    return (
+        np.exp(-2j * np.pi / planes.shape[-1] * np.outer(ky, np.arange(planes.shape[-1]))).astype(np.complex64)
+        @ along_x
+    )
 
 
 def _energy(spectrum: np.ndarray) -> float:
