@@ -7,7 +7,7 @@ cross-faded with weights that add up to one everywhere.
 """
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from coanerv_codec.errors import InputError
-from coanerv_codec.motion import FINEST, STEPS, find_velocity, offsets, reach
+from coanerv_codec.motion import FINEST, STEPS, find_half_velocity, halve, offsets, reach
 
 DEFAULT_OVERLAP = 4  # pixels: the smallest that leaves no seam (docs/cells.md)
 
@@ -188,25 +188,23 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
     """Return the layout in which each cell of a clip [F,3,H,W] uint8 moves with what it shows, as far as that pays."""
     pitch_x, pitch_y = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
     velocities = []
-    # The search is NumPy's, which has one thread: cells are shared out among as many as torch may use.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        for row in range(layout.y.count):
-            for vx, vy in pool.map(find_velocity, _cut_luma(frames[:, 0], layout, row, side)):
-                # To the steps of the search again: what lies between them would be decoded frame by frame.
-                velocities.append((FINEST * round(vx * pitch_x / FINEST), FINEST * round(vy * pitch_y / FINEST)))
+    for row in range(layout.y.count):
+        for luma in _cut_half_luma(frames[:, 0], layout, row, side):
+            vx, vy = find_half_velocity(luma)
+            # To the steps of the search again: what lies between them would be decoded frame by frame.
+            velocities.append((FINEST * round(vx * pitch_x / FINEST), FINEST * round(vy * pitch_y / FINEST)))
     return replace(layout, velocities=tuple(velocities) if any(map(any, velocities)) else ())
 
 
-def _cut_luma(luma: np.ndarray, layout: Layout, row: int, side: int) -> list[np.ndarray]:
-    """Cut one row of cells that stand still out of luma [F,H,W] uint8: [F,side,side] float32 in [0, 1] each."""
+def _cut_half_luma(luma: np.ndarray, layout: Layout, row: int, side: int) -> Iterator[np.ndarray]:
+    """Cut one row of cells that stand still out of luma [F,H,W] uint8, in half size: [F,side/2,side/2] float32 in [0, 1]."""
     top, vertical = still_matrix(layout.y, row, side)
-    vertical = vertical * np.float32(1 / 255)
-    strip = np.empty((len(luma), side, luma.shape[2]), np.float32)
+    vertical = halve(vertical, 0) * np.float32(1 / 255)
+    strip = np.empty((len(luma), side // 2, luma.shape[2]), np.float32)
     for frame, out in zip(luma, strip, strict=True):
         _multiply(vertical, frame[top : top + vertical.shape[1]].astype(np.float32), out)
-    cells = []
     for column in range(layout.x.count):
         left, horizontal = still_matrix(layout.x, column, side)
-        cells.append(np.empty((len(luma), side, side), np.float32))
-        _multiply(strip[:, :, left : left + horizontal.shape[1]], horizontal.T, cells[-1])
-    return cells
+        cell = np.empty((len(luma), side // 2, side // 2), np.float32)
+        _multiply(strip[:, :, left : left + horizontal.shape[1]], halve(horizontal, 0).T, cell)
+        yield cell

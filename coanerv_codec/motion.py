@@ -29,19 +29,28 @@ def reach(velocity: np.ndarray, frames: int) -> np.ndarray:
     return np.abs(velocity) * (frames - 1) / 2
 
 
+def halve(samples: np.ndarray, axis: int) -> np.ndarray:
+    """Return the means of pairs along an axis; an odd last sample is left out."""
+    samples = np.moveaxis(samples, axis, 0)
+    last = len(samples) // 2 * 2
+    return np.moveaxis((samples[:last:2] + samples[1:last:2]) / 2, 0, axis)
+
+
 def find_velocity(luma: np.ndarray) -> tuple[int, int]:
-    """Luma [F,S,S] of a cell in [0, 1] -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay.
+    """Luma [F,S,S] of a cell in [0, 1] -> (vx, vy) in 1/STEPS pixel per frame; (0, 0) where motion would not pay."""
+    return find_half_velocity(halve(halve(luma, 1), 2))
+
+
+def find_half_velocity(luma: np.ndarray) -> tuple[int, int]:
+    """Do what `find_velocity` does with luma [F,S/2,S/2] of half size, which is fine enough.
 
     Looks for the velocity along which the frames agree best: their spectra, turned by the phase of the shift, add up to the
     most energy. The window that hides the edges stands still and pulls the answer towards zero, so there is a second look at
     squares that already move with the first answer.
     """
-    if luma.shape[-1] < SMALLEST or luma.var(0).mean() < VISIBLE**2:
-        return 0, 0
-    half = luma.shape[-1] // 2  # half size is fine enough; an odd last row and column are left out
-    rows = luma[:, : 2 * half : 2] + luma[:, 1 : 2 * half : 2]
-    luma = (rows[..., : 2 * half : 2] + rows[..., 1 : 2 * half : 2]) / 4
     side, unit = luma.shape[-1], STEPS // 2  # in this function a velocity of STEPS is half a sample
+    if 2 * side < SMALLEST or luma.var(0).mean() < VISIBLE**2:
+        return 0, 0
     first, _ = _search(luma, ((2 * STEPS, FASTEST // 2), (STEPS, 1), (unit, 1)), COARSE)
     shifts = np.rint(np.outer(offsets(len(luma)), first) / (2 * STEPS)).astype(int)  # [F,2], whole samples
     margin = int(np.abs(shifts).max())
@@ -54,7 +63,9 @@ def find_velocity(luma: np.ndarray) -> tuple[int, int]:
     ]
     steps = ((unit, 2), (FINEST, unit // FINEST))
     best, left = _search(np.stack(squares), steps, FINE, first, shifts * (2.0 * STEPS))
-    _, change = _search(luma[:, inner, inner], (), FINE)
+    if best == (0, 0):
+        return best
+    _, change = _search(luma[:, inner, inner], ((1, 0),), FINE)
     return best if left <= PAYS * change else (0, 0)
 
 
@@ -72,7 +83,7 @@ def _search(
     """
     frames, side, _ = planes.shape
     kx, ky, window, weight = _frequencies(side, cutoff)
-    spectra = _spectra((planes - planes.mean()) * window, kx, ky) * weight
+    spectra = _spectra((planes - planes.mean()) * window, kx[-1]) * weight
     turns = 2j * np.pi / (side * 2 * STEPS)
     path = np.zeros((frames, 2)) if path is None else path
     total = _energy(spectra)
@@ -87,7 +98,6 @@ def _search(
         sums = (turned @ along_x.transpose(2, 1, 0)).reshape(len(kx), len(vy), len(ky), len(vx))
         return total - (sums.real**2 + sums.imag**2).sum((0, 2)) / frames
 
-    left = change(*(np.array([b], float) for b in best))[0, 0]
     for step, count in steps:
         around = step * np.arange(-count, count + 1)
         found = change(best[0] + around, best[1] + around)
@@ -96,15 +106,18 @@ def _search(
     return best, float(left)
 
 
-def _spectra(planes: np.ndarray, kx: np.ndarray, ky: np.ndarray) -> np.ndarray:
-    """Planes [F,S,S] -> their Fourier coefficients at ky and kx [F,K,K'], complex64: few of them, so by plain products."""
-    waves = np.exp(-2j * np.pi / planes.shape[-1] * np.outer(np.arange(planes.shape[-1]), kx)).astype(np.complex64)
-    along_x = planes.astype(np.float32) @ np.concatenate([waves.real, waves.imag], axis=1)  # [F,S,2K']
-    along_x = along_x[..., : len(kx)] + 1j * along_x[..., len(kx) :]
-    return (
-        np.exp(-2j * np.pi / planes.shape[-1] * np.outer(ky, np.arange(planes.shape[-1]))).astype(np.complex64)
-        @ along_x
-    )
+@lru_cache
+def _fourier(side: int, highest: int) -> np.ndarray:
+    """Return exp(-2 pi i k x / side) for k from -highest to highest: complex64 [side,2 highest + 1]."""
+    angles = np.outer(np.arange(side), np.arange(-highest, highest + 1)) * (2 * np.pi / side)
+    return (np.cos(angles) - 1j * np.sin(angles)).astype(np.complex64)
+
+
+def _spectra(planes: np.ndarray, highest: int) -> np.ndarray:
+    """Planes [F,S,S] -> Fourier coefficients [F,K,K'], ky from -highest on, kx from 0 on: few, so by plain products."""
+    waves = _fourier(planes.shape[-1], highest)
+    real, imaginary = (planes @ part for part in (waves.real[:, highest:], waves.imag[:, highest:]))
+    return waves.T @ (real + 1j * imaginary)
 
 
 def _energy(spectrum: np.ndarray) -> float:
