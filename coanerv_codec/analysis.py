@@ -25,7 +25,7 @@ from coanerv_codec.config import Config
 # Of the functions of space: sums of a thousand pixels must not jump when an optimizer moves every weight by its rate.
 SCALE = 0.004
 MARGIN = 8  # pixels that a window reaches beyond a token's own part of the cell; even, for chroma
-FAINT = 0.004  # amplitudes below this are lost in quantization, so they do not speak for a mode
+FAINT = 0.004  # amplitudes below this are mostly lost in quantization, so they do not speak for a mode
 
 
 def window_starts(count: int, cell: int) -> tuple[list[int], int, int]:

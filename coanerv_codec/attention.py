@@ -30,21 +30,25 @@ class Attention(nn.Module):
 
 
 class TokenFormerBlock(nn.Module):
-    """One pre-norm block: queries attend to the patches, then to each other, then a feed-forward network."""
+    """One pre-norm block: queries attend to the patches if there are any, then to each other, then a feed-forward network."""
 
     def __init__(self, config: Config):
         super().__init__()
         width = config.width
-        self.cross_norm, self.self_norm, self.ff_norm = (nn.LayerNorm(width) for _ in range(3))
-        self.cross = Attention(width, config.heads, config.head_dim)
+        self.self_norm, self.ff_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.cross = None
+        if config.cross:
+            self.cross_norm = nn.LayerNorm(width)
+            self.cross = Attention(width, config.heads, config.head_dim)
         self.self_attention = Attention(width, config.heads, config.head_dim)
         self.feed_forward = nn.Sequential(
             nn.Linear(width, config.feed_forward), nn.GELU(), nn.Linear(config.feed_forward, width)
         )
 
-    def forward(self, r: Tensor, patches: Tensor) -> Tensor:
+    def forward(self, r: Tensor, patches: Tensor | None) -> Tensor:
         """r [B,N,D], patches [B,N_p,D] -> [B,N,D]."""
-        r = r + self.cross(self.cross_norm(r), patches)
+        if self.cross is not None:
+            r = r + self.cross(self.cross_norm(r), patches)
         s = self.self_norm(r)
         r = r + self.self_attention(s, s)
         return r + self.feed_forward(self.ff_norm(r))

@@ -36,6 +36,10 @@ from coanerv_codec.attention import MixerBlock
 from coanerv_codec.config import Config
 from coanerv_codec.positions import encode_axis, frequency_bank
 
+GAIN_RATE = (
+    3.0  # of the logarithms of the gains: what an optimizer moves them by is this many times what it moves weights by
+)
+MOST_GAIN = 5.0  # in size, before GAIN_RATE: e^15 and its inverse can be computed with, training stays far below
 SWITCH = 0.1  # size of a token's switches, which say one bit of its mode each: +SWITCH for 1, -SWITCH for 0
 
 
@@ -80,6 +84,9 @@ class CarrierDecoder(nn.Module):
         self.linear = nn.Linear(waves, 3)
         widths = [waves] + [config.mlp_hidden] * (config.mlp_depth - 1) + [3]
         self.mlp = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        # Logarithms of what the amplitudes are multiplied with before they are quantized: each channel's share of the bits,
+        # in tokens of each mode.
+        self.gain = nn.Parameter(torch.zeros(config.modes, config.amplitudes))
         # Which waves there are is part of the weights: a checkpoint must not depend on how a later version would choose.
         self.register_buffer("harmonics", torch.zeros(waves, 3))
         self.register_buffer("sets", torch.zeros(config.sets, 3, config.amplitudes // 2))  # numbers of carriers
@@ -117,6 +124,7 @@ class CarrierDecoder(nn.Module):
         """Tokens [B,N,d] -> their modes [B,N], and their amplitudes, each at the carrier it stands for [B,N,C]."""
         stored, switches = tokens.split([self.config.amplitudes, self.config.switches], dim=-1)
         mode = mode_of(switches)
+        stored = stored * torch.exp(-GAIN_RATE * self.gain)[mode]
         low, high = stored.chunk(2, dim=-1)
         lends = (mode >= self.config.sets)[..., None]
         own, lent = torch.where(lends, 0.0, high), partner(torch.where(lends, high, 0.0))

@@ -5,6 +5,7 @@ A file is called `<preset>-<8 hex digits>.safetensors`, the digits being the sta
 """
 
 import hashlib
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from coanerv_codec.atomic import write_whole
+from coanerv_codec.carriers import MOST_GAIN
 from coanerv_codec.config import Config
 from coanerv_codec.errors import CheckpointError
 from coanerv_codec.model import CoANeRV
@@ -60,11 +62,21 @@ def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, 
     tensors = {k: _stored(k, v.detach()).cpu().contiguous() for k, v in model.state_dict().items()}
     if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
         raise CheckpointError(f"{bad[0]} has values that half precision cannot hold; the run has diverged")
-    data = save(tensors, {"config": model.config.to_json(), **(notes or {})})
+    data = _in_order(save(tensors, {"config": model.config.to_json(), **(notes or {})}))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{preset}-{hashlib.sha256(data).hexdigest()[:8]}{SUFFIX}"
     write_whole(path, data)
     return path
+
+
+def _in_order(data: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, which the library writes in random order: equal weights have one name."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:
@@ -111,7 +123,9 @@ def _read(path: Path) -> tuple[Config, dict[str, Tensor]]:
             raise ValueError(f"its configuration makes no model: {str(error).splitlines()[0]}") from error
         names = set(file.keys())
         if names != set(expected):
-            raise ValueError(f"unexpected or missing tensor {sorted(names ^ set(expected))[0]!r}")
+            raise ValueError(
+                f"unexpected or missing tensor {sorted(names ^ set(expected))[0]!r}; another version may have made it"
+            )
         for name, shape in expected.items():
             found = file.get_slice(name)
             if tuple(found.get_shape()) != shape or found.get_dtype() not in _DTYPES:
@@ -136,6 +150,10 @@ def _check_numbers(config: Config, tensors: dict[str, Tensor]) -> None:
             raise ValueError(f"{name} names a carrier twice in one set")
     if not torch.equal(tensors["decoder.sets"].float(), tensors["encoder.analysis.sets"].float()):
         raise ValueError("its encoder and its decoder have different sets of carriers")
+    if not torch.equal(tensors["decoder.gain"].float(), tensors["encoder.gain"].float()):
+        raise ValueError("its encoder and its decoder have different gains")
+    if tensors["decoder.gain"].abs().max() > MOST_GAIN:
+        raise ValueError(f"it has gains beyond {MOST_GAIN} in size, which cannot be computed with")
 
 
 def weights_folder() -> Path:

@@ -23,7 +23,7 @@ class Config:
     grid: tuple[int, int, int] = (8, 6, 2)  # token anchors along x, y, t; N is their product
     token_dim: int = 72  # d, values stored per token
     # Encoder: tokenizer and token former.
-    patch: int = 16  # P
+    patch: int = 16  # P, of the paper's encoder; with carriers there are no patches
     width: int = 256  # D
     depth: int = 4  # L
     heads: int = 4
@@ -63,12 +63,14 @@ class Config:
             raise ValueError("depth, mlp_depth and mixer_depth must be at most 64")
         if max(self.tokens, self.patches) > 2**24:
             raise ValueError(f"{self.tokens} tokens and {self.patches} patches per cell: at most {2**24} are possible")
-        if self.cell % self.patch:
+        if self.cross and self.cell % self.patch:
             raise ValueError(f"the cell side {self.cell} is no multiple of the patch side {self.patch}")
         if self.frequencies % 3:
             raise ValueError(f"frequencies must be a multiple of 3, not {self.frequencies}")
         if self.gamma_dim != self.token_dim:
             raise ValueError(f"6 x frequencies ({self.gamma_dim}) must equal token_dim ({self.token_dim})")
+        if self.width % 2:
+            raise ValueError(f"width must be even, not {self.width}")
         if self.mlp_depth < 2:
             raise ValueError("mlp_depth counts the linear layers and is at least 2")
         if not 0 < self.temperature <= 1e6:
@@ -108,6 +110,11 @@ class Config:
     def sets(self) -> int:
         """Sets of waves that a token's amplitudes may stand for."""
         return self.modes // 2
+
+    @property
+    def cross(self) -> bool:
+        """Whether the token former attends to patches, as the paper's does; with carriers its queries see the analysis."""
+        return not self.carriers
 
     @property
     def patches(self) -> int:

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from coanerv_codec.atomic import atomic_path, write_whole
 from coanerv_codec.config import Config
-from coanerv_codec.errors import InputError
+from coanerv_codec.errors import InputError, OutputError
 from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
 from coanerv_codec.video import Frame, open_video
 
@@ -90,7 +90,10 @@ def build_cache(files: list[Path], cache: Path, min_frames: int, min_side: int) 
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     index_path, data_path = cache / f"{key}.json", cache / f"{key}.yuv"
     if not index_path.exists() or not data_path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{cache}: cannot be made a folder: {error.strerror}") from error
         with atomic_path(data_path, overwrite=True) as path, path.open("wb") as out:
             items, excluded = _decode_all(files, out, min_frames, min_side)
         write_whole(index_path, json.dumps({"excluded": excluded, "items": [vars(i) for i in items]}))
@@ -109,27 +112,27 @@ def _decode_all(files: list[Path], out, min_frames: int, min_side: int) -> tuple
             log.info("decoding %d of %d files", number, len(files))
         frames = _read_frames(path)
         photo = path.suffix.lower() in PHOTO_SUFFIXES
-        if len(frames) < (1 if photo else min_frames) or min(frames[0].shape[1:]) < min_side:
+        if len(frames) < (1 if photo else min_frames) or min(frames[0][0].shape) < min_side:
             excluded += 1
             continue
-        video = np.stack(frames)  # [T,3,H,W]
-        _, _, h, w = video.shape
-        item = Item(path.name, offset, len(video), h, w)
-        out.write(video[:, 0].tobytes())
-        out.write(_halve(video[:, 1:]).transpose(1, 0, 2, 3).tobytes())
-        offset += len(video) * h * w + 2 * int(np.prod(item.chroma))
+        item = Item(path.name, offset, len(frames), *frames[0][0].shape)
+        for plane in (luma for luma, _ in frames):
+            out.write(plane.tobytes())
+        for plane in (chroma[channel] for channel in (0, 1) for _, chroma in frames):
+            out.write(plane.tobytes())
+        offset += len(frames) * item.height * item.width + 2 * int(np.prod(item.chroma))
         items.append(item)
     return items, excluded
 
 
-def _read_frames(path: Path) -> list[np.ndarray]:
-    """Up to MAX_FRAMES frames [3,H,W] uint8; a file that cannot be read counts as empty, with a warning."""
-    frames: list[np.ndarray] = []
+def _read_frames(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Up to MAX_FRAMES frames, luma [H,W] and chroma [2,h,w]; a file that cannot be read counts as empty, with a warning."""
+    frames: list[tuple[np.ndarray, np.ndarray]] = []
     try:
         with open_video(str(path), audio=False) as video:
             for frame in video:
                 if isinstance(frame, Frame):
-                    frames.append(frame.yuv)
+                    frames.append((frame.yuv[0].copy(), _halve(frame.yuv[1:])))
                 if len(frames) == MAX_FRAMES:
                     break
     except InputError as error:

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from coanerv_codec.atomic import write_whole
+from coanerv_codec.errors import InputError
 from coanerv_codec.train import read_log
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 260, 60, 30, 20, 40
@@ -70,7 +71,8 @@ def svg(charts: list[Chart]) -> str:
 
 def plot_run(log: Path, out: Path) -> None:
     """Draw a training run's quality, rate and speed over its steps."""
-    records = read_log(log)
+    if not log.exists() or not (records := read_log(log)):
+        raise InputError(f"{log} holds no step of a run")
     titles = {
         "PSNR, dB": ("psnr", "valid_psnr"),
         "validation size, kB per clip": ("valid_kb",),

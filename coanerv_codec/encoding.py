@@ -1,5 +1,6 @@
 """Encoding: video -> clips of F frames -> cells -> tokens -> symbols -> a `.coa` stream, one clip in memory at a time."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,7 +14,7 @@ from coanerv_codec.cells import DEFAULT_OVERLAP, Layout, cut_row, find_motion, f
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.config import Config
 from coanerv_codec.container import Writer
-from coanerv_codec.errors import InputError
+from coanerv_codec.errors import CheckpointError, InputError
 from coanerv_codec.model import Encoder
 from coanerv_codec.quantizer import quantize
 from coanerv_codec.records import Header, Metadata
@@ -43,11 +44,12 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodeProgress:
-    """Told after every clip, and once more when the file is complete."""
+    """Told after every clip (while refining, after every few cells) and once more when the file is complete."""
 
     frames: int
     bytes: int
     seconds_of_video: float
+    refined_db: float = 0.0  # what refining gained, mean of the clips so far
 
 
 def choose_layout(info: VideoInfo, config: Config, options: EncodeOptions) -> Layout:
@@ -107,7 +109,12 @@ def encode_cells(encoder: Encoder, cells: Iterable[np.ndarray]) -> np.ndarray:
         tokens.append(
             encoder(torch.stack([torch.from_numpy(cell) for cell in padded]).to(device))[: len(batch)].cpu().numpy()
         )
-    return np.concatenate(tokens)
+    found = np.concatenate(tokens)
+    if not np.isfinite(found).all():
+        raise CheckpointError(
+            "the checkpoint's encoder gives values that are not finite; use another with --checkpoint"
+        )
+    return found
 
 
 def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndarray:
@@ -120,10 +127,11 @@ def encode_clip(encoder: Encoder, frames: np.ndarray, layout: Layout) -> np.ndar
 def widen_switches(tokens: np.ndarray, amplitudes: int) -> np.ndarray:
     """Tokens [cells,N,d] whose switches no quantizer rounds to zero: only their signs count, so their size is free.
 
-    With the fewest bits a step is half of the range.
+    With the fewest bits a step is half of the range. Where amplitudes have one sign, their switches make the range a third
+    larger, and have to be more than half of that step.
     """
     stored, switches = np.split(tokens, [amplitudes], axis=-1)
-    least = np.float32(0.26) * (stored.max() - stored.min())
+    least = np.float32(0.34) * (stored.max() - stored.min())
     return np.concatenate([stored, np.sign(switches) * np.maximum(np.abs(switches), least)], axis=-1)
 
 
@@ -183,7 +191,13 @@ def encode_video(
         writer.metadata(Metadata(tuple(sorted(info.track.items())), "video"))
     for stream in info.streams:
         writer.stream(stream)
-    done, started = 0, None
+    done, clips, started, elapsed, gained = 0, 0, None, 0, 0.0
+
+    def tell(share: float = 0.0) -> None:
+        """Report what is done, with this share of the clip at hand."""
+        frames = done + int(share * len(clip))
+        progress(EncodeProgress(frames, writer.offset, float(elapsed), gained / max(1, clips)))
+
     for clip, packets in gather_clips(items, model.config.frames, options.frames):
         if packets:
             writer.packets(packets)
@@ -194,18 +208,26 @@ def encode_video(
         frames = np.stack(pictures)
         tokens, moving = encode_moving(model.encoder, frames, layout, options.motion)
         if options.refine:
-            tokens = refine_clip(
-                model.decoder, frames, moving, tokens, options.bits, options.refine, options.refine_from
+            tokens, before, after = refine_clip(
+                model.decoder,
+                frames,
+                moving,
+                tokens,
+                options.bits,
+                options.refine,
+                options.refine_from,
+                tell,
             )
+            gained += 10 * math.log10(max(before, 1e-10) / max(after, 1e-10))
         symbols, z, s = quantize(tokens, options.bits)
         bank = encode_bank(symbols, options.bits, z, s, options.coder, model.config.hints)
         writer.clip([frame.pts for frame in clip], clip[-1].duration, bank, moving.velocities)
-        done += len(clip)
+        done, clips = done + len(clip), clips + 1
         started = clip[0].pts if started is None else started
         elapsed = (clip[-1].pts + clip[-1].duration - started) * info.time_base
-        progress(EncodeProgress(done, writer.offset, float(elapsed)))
+        tell()
     if not done:
         raise InputError("the source has no video frames")
     writer.finish()
-    progress(EncodeProgress(done, writer.offset, float(elapsed)))
+    tell()
     return header

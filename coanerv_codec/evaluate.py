@@ -114,7 +114,7 @@ def evaluate(
         for bits in options.bits:
             better = tokens
             if options.refine:
-                better = refine_clip(checkpoint.model.decoder, clip, layout, tokens, bits, options.refine)
+                better = refine_clip(checkpoint.model.decoder, clip, layout, tokens, bits, options.refine).tokens
             size, result = code_clip(clip, better, checkpoint, bits, layout, options.coder)
             a, b = (torch.from_numpy(x).float() / 255 for x in (clip, result))
             score = Score(path.name, bits, size, psnr(a, b), ssim(a, b), ms_ssim(a, b))

@@ -26,6 +26,7 @@ class Encoded:
     frames: int
     bytes: int
     seconds: float  # of video
+    refined_db: float  # what refining gained
     warnings: list[str]
 
 
@@ -51,7 +52,7 @@ def encode_file(
     with _open_target(output, overwrite) as file, open_video(source, audio=audio) as video:
         opened(video.info)
         header = encode_video(video.info, video, file, load(), options, follow)
-    return Encoded(header, last.frames, last.bytes, last.seconds_of_video, video.warnings)
+    return Encoded(header, last.frames, last.bytes, last.seconds_of_video, last.refined_db, video.warnings)
 
 
 @contextmanager

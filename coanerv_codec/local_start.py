@@ -1,8 +1,8 @@
 """Initial values with which the model starts *local*: it learns in minutes where random values show the mean picture.
 
 Nothing here changes the architecture, only where training begins (docs/training.md tells what each part gave):
-tokens get anchors on a grid, the decoder starts as kernel interpolation between them, and the encoder's attention starts
-at the patches around each anchor.
+tokens get anchors on a grid, the paper's decoder starts as kernel interpolation between them, and the encoder's attention
+starts at the patches (with carriers, the tokens) around each anchor. With carriers, `lapped_start.py` does the rest.
 """
 
 import math
@@ -16,7 +16,7 @@ from coanerv_codec.lapped_start import choose_waves, start_carriers, start_encod
 from coanerv_codec.model import CoANeRV, Encoder
 from coanerv_codec.positions import encode_axis, frequency_bank
 
-CROSS_GAIN = 4.0  # sharpness of the first attention to patches
+CROSS_GAIN = 4.0  # sharpness of the token former's first attention
 PATCH_GAIN = 4.0  # so that content is not drowned by position
 DETAIL_DIMS = 6  # high spatial frequencies per axis function in a detail head
 
@@ -66,24 +66,34 @@ def _shift(axes: list[tuple[float, int]], offset: tuple[float, float, float]) ->
 
 
 def start_encoder(encoder: Encoder) -> None:
-    """Let token n look at the patches around its anchor, each head at another neighbour in y and t."""
+    """Let token n look at the patches around its anchor, each head at another neighbour in y and t.
+
+    Without attention to patches it looks at the tokens around it, each head in another direction.
+    """
     config, axes = encoder.config, _encoder_axes(encoder)
-    side = config.cell // config.patch
-    encoder.patch_position.copy_(_features(anchors((side, side, config.frames)), axes))
     encoder.queries.copy_(_features(anchors(config.grid), axes))
-    encoder.tokenizer.weight.mul_(PATCH_GAIN)
     encoder.project.weight.mul_(0.5)
-    offsets = [(0.0, dy / side, dt / config.frames) for dt in (-1.5, -0.5, 0.5, 1.5) for dy in (-0.5, 0.5)]
+    if config.cross:
+        side = config.cell // config.patch
+        encoder.patch_position.copy_(_features(anchors((side, side, config.frames)), axes))
+        encoder.tokenizer.weight.mul_(PATCH_GAIN)
+        offsets = [(0.0, dy / side, dt / config.frames) for dt in (-1.5, -0.5, 0.5, 1.5) for dy in (-0.5, 0.5)]
+    else:
+        gx, gy, _ = config.grid
+        offsets = [(1 / gx, 0.0, 0.0), (-1 / gx, 0.0, 0.0), (0.0, 1 / gy, 0.0), (0.0, -1 / gy, 0.0)]
     for i, block in enumerate(encoder.blocks):
-        _look_nearby(block.cross, axes, [offsets[(i * config.heads + h) % len(offsets)] for h in range(config.heads)])
+        own = [offsets[(i * config.heads + h) % len(offsets)] for h in range(config.heads)]
+        _look_nearby(block.cross if config.cross else block.self_attention, axes, own)
 
 
-def _look_nearby(cross: Attention, axes: list[tuple[float, int]], offsets: list[tuple[float, float, float]]) -> None:
-    """Set K = gain Q, with head h's query shifted, so that its logits peak at the patch at anchor + offset."""
-    query = cross.query.weight.view(cross.heads, cross.head_dim, -1) * CROSS_GAIN
-    cross.key.weight.copy_(query.flatten(0, 1))
+def _look_nearby(
+    attention: Attention, axes: list[tuple[float, int]], offsets: list[tuple[float, float, float]]
+) -> None:
+    """Set K = gain Q, with head h's query shifted, so that its logits peak at what stands at anchor + offset."""
+    query = attention.query.weight.view(attention.heads, attention.head_dim, -1) * CROSS_GAIN
+    attention.key.weight.copy_(query.flatten(0, 1))
     shifted = [head @ _shift(axes, offset) for head, offset in zip(query, offsets, strict=True)]
-    cross.query.weight.copy_(torch.cat(shifted))
+    attention.query.weight.copy_(torch.cat(shifted))
 
 
 # --- decoder ------------------------------------------------------------------------------------------------------

@@ -22,10 +22,12 @@ def estimated_bits(amplitudes: Tensor, modes: Tensor, step: Tensor) -> Tensor:
     """Amplitudes [B,N,A], modes [B,N,M] (one-hot), quantizer step [B,1,1] -> about what the entropy coder spends, [B].
 
     Like the coder, it expects a magnitude of what a channel has on average in tokens of this mode, times how lively the token
-    is, and spends what a two-sided geometric distribution with that mean does. The gradient passes the rounding.
+    is, and spends what a two-sided geometric distribution with that mean does. The gradient passes the rounding in proportion
+    to how near a value is to where it would be rounded otherwise: what is zero would save nothing by becoming smaller still.
     """
     scaled = amplitudes.abs() / step.clamp_min(1e-12)
-    size = scaled + (scaled.round() - scaled).detach()
+    soft = scaled - torch.sin(2 * math.pi * scaled) / (2 * math.pi)
+    size = soft + (scaled.round() - soft).detach()
     banks = math.gcd(BANK_CELLS, len(size))
     of_mode = modes.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,4N,M]
     sums = of_mode.mT @ size.unflatten(0, (-1, banks)).flatten(1, 2)  # [B/4,M,A]

@@ -4,7 +4,8 @@ The paper's standalone token optimisation, but started by the encoder, through t
 pays. The tokens stay within the range they had, so that the quantizer's step does not grow.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,14 @@ RATE_LAMBDA = 0.04  # weight of the rate beside the error, as in training
 RANDOM_SCALE = 0.35  # standard deviation of random initial tokens, in the same units
 
 
+class Refined(NamedTuple):
+    """Refined tokens [cells,N,d], and the mean squared error over all cells with the encoder's tokens and with these."""
+
+    tokens: np.ndarray
+    before: float
+    after: float
+
+
 def refine_clip(
     decoder: AnyDecoder,
     frames: np.ndarray,
@@ -33,8 +42,12 @@ def refine_clip(
     bits: int,
     steps: int,
     start: str = "encoder",
-) -> np.ndarray:
-    """Frames [F,3,H,W] uint8, tokens [cells,N,d] -> better tokens, never worse once quantized (unless started at random)."""
+    progress: Callable[[float], None] = lambda share: None,
+) -> Refined:
+    """Frames [F,3,H,W] uint8, tokens [cells,N,d] -> better tokens, never worse once quantized (unless started at random).
+
+    `progress` is told what share of the cells is done.
+    """
     generator = torch.Generator().manual_seed(0)  # the same clip gives the same bytes
     stored, switches = np.split(
         tokens, [decoder.config.amplitudes], axis=-1
@@ -43,25 +56,16 @@ def refine_clip(
     if start == "random":
         stored = RANDOM_SCALE * spread * torch.randn(stored.shape, generator=generator).numpy()
         initial = np.concatenate([stored, switches], axis=-1)
-    refined = np.concatenate(
-        [
-            _refine_cells(
-                decoder,
-                cells,
-                initial[first : first + len(cells)],
-                _span(tokens),
-                LEARNING_RATE * spread,
-                bits,
-                steps,
-                generator,
-            )
-            for first, cells in _cells(frames, layout, decoder.config.cell)
-        ]
-    )
-    if start == "random":
-        return refined
-    errors = [quantized_error(decoder, frames, layout, candidate, bits) for candidate in (tokens, refined)]
-    return refined if errors[1] < errors[0] else tokens
+    parts, rate = [], LEARNING_RATE * spread
+    for first, cells in _cells(frames, layout, decoder.config.cell):
+        last = first + len(cells)
+        parts.append(_refine_cells(decoder, cells, initial[first:last], _span(tokens), rate, bits, steps, generator))
+        progress(last / layout.cells)
+    refined = np.concatenate(parts)
+    before, after = (quantized_error(decoder, frames, layout, candidate, bits) for candidate in (tokens, refined))
+    if start == "encoder" and after >= before:
+        return Refined(tokens, before, before)
+    return Refined(refined, before, after)
 
 
 def quantized_error(decoder: AnyDecoder, frames: np.ndarray, layout: Layout, tokens: np.ndarray, bits: int) -> float:

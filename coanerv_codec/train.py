@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from coanerv_codec.atomic import write_whole
 from coanerv_codec.bank import encode_bank
 from coanerv_codec.checkpoint import save_checkpoint
-from coanerv_codec.config import Config
+from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
 from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
@@ -32,7 +32,7 @@ from coanerv_codec.local_start import start_local
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.muon import Muon
 from coanerv_codec.positions import cell_positions, frame_times
-from coanerv_codec.quantizer import dequantize, quantize
+from coanerv_codec.quantizer import MAX_BITS, MIN_BITS, dequantize, quantize
 from coanerv_codec.rate import BANK_CELLS, amplitudes_modes, estimated_bits
 from coanerv_codec.rounding import quantized
 
@@ -64,7 +64,32 @@ class Recipe:
     loss: str = "rmse"
     start: str = "local"
     schedule: str = "ours"  # or "paper"
+    precision: str = "auto"  # of the products: bf16 where that is faster; or "fp32", "bf16"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        choices = {
+            "optimizer": ("muon", "adamw"),
+            "loss": ("rmse", "mse"),
+            "start": ("local", "random"),
+            "schedule": ("ours", "paper"),
+            "precision": ("auto", "fp32", "bf16"),
+        }
+        for name, possible in choices.items():
+            if getattr(self, name) not in possible:
+                raise ValueError(f"{name} must be {' or '.join(possible)}, not {getattr(self, name)!r}")
+        for name, least in {"steps": 1, "batch": 1, "draws": 1, "warmup": 0, "seed": 0}.items():
+            if not least <= getattr(self, name) < 2**31:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if not (math.isfinite(self.lr) and self.lr > 0 and self.clip > 0):
+            raise ValueError(f"lr and clip must be positive, not {self.lr} and {self.clip}")
+        for name in ("decay", "ema"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, not {getattr(self, name)}")
+        if not (0 <= self.weight_decay < math.inf and 0 <= self.rate_lambda < math.inf):
+            raise ValueError("weight_decay and rate_lambda must not be negative")
+        if not self.bits or not all(MIN_BITS <= b <= MAX_BITS for b in self.bits):
+            raise ValueError(f"bits must be from {MIN_BITS} to {MAX_BITS}, not {self.bits}")
 
 
 PAPER = Recipe(
@@ -174,6 +199,8 @@ def new_state(config: Config, recipe: Recipe, init: CoANeRV | None = None) -> St
         waves = choose_waves(config)
         set_waves(model.decoder, *waves)
         set_functions(model.encoder.analysis, *waves)
+        for functions in (model.encoder.analysis.luma, model.encoder.analysis.chroma, model.encoder.analysis.time):
+            nn.init.normal_(functions)  # products of them, so that from zero none would ever learn
     ema = CoANeRV(config).requires_grad_(False)
     ema.load_state_dict(model.state_dict())
     loss = TrainingLoss(model, recipe)
@@ -206,6 +233,17 @@ def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     return digest.hexdigest()
 
 
+def read_settings(path: Path) -> tuple[Config, Recipe]:
+    """Return the configuration and the recipe of the run that wrote a state."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        recipe = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(metadata["recipe"]).items()}
+        return Config.from_json(metadata["config"]), Recipe(**recipe)
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be used, it is damaged: {' '.join(str(error).split())}") from error
+
+
 def load_state(path: Path, config: Config, recipe: Recipe) -> State:
     """Read what `save_state` wrote; the configuration must be the same, the recipe may differ."""
     state = new_state(config, recipe)
@@ -223,7 +261,7 @@ def load_state(path: Path, config: Config, recipe: Recipe) -> State:
         state.step = int(metadata["step"])
         _fill_state(state, tensors)
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        raise CheckpointError(f"cannot resume from {path}, it is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{path} cannot be used, it is damaged: {' '.join(str(error).split())}") from error
     return state
 
 
@@ -326,8 +364,11 @@ def train_step(state: State, forward: nn.Module, batch: Batch, recipe: Recipe) -
             group["lr"] = learning_rate(recipe, state.step)
         optimizer.zero_grad(set_to_none=True)
     device = next(state.loss.parameters()).device
-    with torch.autocast(device.type, torch.bfloat16, enabled=has_fast_bf16(device)):
+    bf16 = has_fast_bf16(device) if recipe.precision == "auto" else recipe.precision == "bf16"
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         loss, mse, bits = forward(batch, recipe.rate_lambda)
+    if not loss.isfinite():
+        raise CoanervError("the run has diverged: its loss is not finite; start it again with a smaller rate (lr)")
     loss.backward()
     nn.utils.clip_grad_norm_(state.loss.parameters(), recipe.clip)
     for optimizer in state.optimizers.values():
@@ -339,6 +380,19 @@ def train_step(state: State, forward: nn.Module, batch: Batch, recipe: Recipe) -
     for average, p in pairs:
         average.lerp_(p.detach(), 1 - keep)
     return loss.item(), mse.mean().item(), bits.mean().item()
+
+
+def open_run(run: Path, resume: bool) -> None:
+    """Make a run's folder, or see that there is a run to go on with."""
+    path = run / STATE
+    if resume and not path.exists():
+        raise InputError(f"nothing to resume: {path} does not exist")
+    if not resume and path.exists():
+        raise InputError(f"{run} holds a run already; continue it with --resume, or choose another --out")
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{run}: cannot be made a folder: {error.strerror}") from error
 
 
 def train(
@@ -363,11 +417,7 @@ def train(
     `report` gets each log record; every process of a distributed run calls this function, the first one writes.
     """
     path = run / STATE
-    if resume and not path.exists():
-        raise InputError(f"nothing to resume: {path} does not exist")
-    if not resume and path.exists():
-        raise InputError(f"{run} holds a run already; continue it with --resume, or choose another --out")
-    run.mkdir(parents=True, exist_ok=True)
+    open_run(run, resume)
     with process_group(device) as (rank, world):
         if recipe.batch % world:
             raise InputError(f"a batch of {recipe.batch} cells cannot be shared evenly by {world} processes")
@@ -388,7 +438,7 @@ def train(
                 sums = [a + b for a, b in zip(sums, train_step(state, forward, batch, recipe), strict=True)]
                 counted += 1
                 record: dict[str, float] = {}
-                if state.step % log_every == 0:
+                if state.step % log_every == 0 or state.step == recipe.steps:
                     loss, mse, bits = (v / (world * counted) for v in across(sums, world))
                     seconds = time.monotonic() - since
                     record |= {"loss": loss, "psnr": -10 * math.log10(max(mse, 1e-10)), "bits_per_pixel": bits}
@@ -399,8 +449,9 @@ def train(
                     record |= {"waiting_for_data": waited / seconds}
                     sums, counted, waited, since = [0.0, 0.0, 0.0], 0, 0.0, time.monotonic()
                 if trial and (state.step % valid_every == 0 or state.step == recipe.steps):
+                    began = time.monotonic()
                     record |= _validate_together(state.ema, *trial, rank, world)
-                    since = time.monotonic()  # so that validation does not count as slow training
+                    since += time.monotonic() - began  # so that validation does not count as slow training
                 stopping, due = map(
                     bool, across([stop(), time.monotonic() - saved > save_seconds], world, largest=True)
                 )
@@ -428,15 +479,11 @@ def _validate_together(model: CoANeRV, clips: Tensor, owners: list[int], rank: i
     return {"valid_psnr": psnr / len(videos), "valid_kb": kilobytes / len(videos)}
 
 
-def export(run: Path, folder: Path, preset: str) -> Path:
-    """Write the averaged weights of a run as a checkpoint into `folder`; returns its path."""
-    path = run / STATE
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            config, step = Config.from_json(metadata["config"]), metadata["step"]
-            optimizer = json.loads(metadata["recipe"])["optimizer"]
-        state = load_state(path, config, Recipe(optimizer=optimizer))
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(f"cannot export from {path}: {error}") from error
-    return save_checkpoint(state.ema, folder, preset, {"step": step})
+def export(run: Path, folder: Path, preset: str | None = None) -> Path:
+    """Write the averaged weights of a run as a checkpoint into `folder`, named after its preset; returns its path."""
+    if not (run / STATE).exists():
+        raise CheckpointError(f"nothing to export: {run / STATE} does not exist")
+    config, recipe = read_settings(run / STATE)
+    state = load_state(run / STATE, config, recipe)
+    preset = preset or next((name for name, known in PRESETS.items() if known == config), "custom")
+    return save_checkpoint(state.ema, folder, preset, {"step": str(state.step)})

@@ -9,7 +9,7 @@ from conftest import local_model
 from torch import Tensor
 
 from coanerv_codec.analysis import FAINT, SCALE, Analysis, window_starts
-from coanerv_codec.carriers import SWITCH, CarrierDecoder, mode_of, partner, switches_of
+from coanerv_codec.carriers import GAIN_RATE, SWITCH, CarrierDecoder, mode_of, partner, switches_of
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.positions import cell_positions
 
@@ -30,6 +30,7 @@ def random_decoder(config: Config) -> CarrierDecoder:
         p.normal_(0.0, p.shape[-1] ** -0.5 if p.ndim else 1.0, generator=generator(len(name)))
         if "norm" in name and name.endswith("weight"):
             p.add_(1.0)
+    decoder.gain.div_(GAIN_RATE)
     decoder.harmonics.copy_(torch.randint(0, 9, decoder.harmonics.shape, generator=generator()))
     decoder.sets.copy_(random_sets(config))
     return decoder
@@ -57,6 +58,7 @@ def spread(p: dict[str, Tensor], config: Config, tokens: Tensor) -> tuple[list[i
     """The modes of tokens [N,d], and what each says of all carriers [N,C], a token and a value at a time."""
     count, half, sets = config.switches, config.amplitudes // 2, p["sets"].long().tolist()
     modes = [sum(2**i for i in range(count) if token[len(token) - count + i] > 0) for token in tokens.tolist()]
+    tokens = torch.stack([t[:-count] / torch.exp(GAIN_RATE * p["gain"][m]) for t, m in zip(tokens, modes, strict=True)])
     found = torch.zeros(len(tokens), config.carriers, dtype=torch.float64)
     for n, (mode, token) in enumerate(zip(modes, tokens, strict=True)):
         other = (n + len(tokens) // 2) % len(tokens)
@@ -239,6 +241,7 @@ def test_modes_keep_most_of_what_is_worth_coding(switches):
     config = replace(TINY, switches=switches)
     analysis, decoder = Analysis(config).requires_grad_(False), random_decoder(config)
     analysis.sets.copy_(decoder.sets)
+    decoder.gain.zero_()  # the analysis alone knows of no gains
     # Tokens of different liveliness, so that some lend.
     size = torch.rand(5, config.tokens, 1, generator=generator()) ** 3
     amplitudes = FAINT * 3 * size * torch.randn(5, config.tokens, config.carriers, generator=generator(1))
@@ -260,6 +263,23 @@ def test_modes_keep_most_of_what_is_worth_coding(switches):
                 for split in ((2, 2), (1, 3), (3, 1))
             )
             assert worth[b, pair][kept[b, pair] != 0].sum().item() == pytest.approx(best, rel=1e-5)
+
+
+def test_gains_change_what_is_stored_and_nothing_that_is_drawn():
+    model = local_model(TINY)
+    clips = torch.rand(2, TINY.frames, 3, TINY.cell, TINY.cell, generator=generator())
+    xy, t = cell_positions(TINY.cell)[None, ::7], torch.tensor([0.0, 0.5])
+    before = model.encoder(clips)
+    drawn = model.decoder.at(before, xy, t)
+    with torch.no_grad():
+        model.decoder.gain.uniform_(-0.1, 0.1, generator=generator(1))
+    after = model.encoder(clips)
+    mode = mode_of(after[..., TINY.amplitudes :])
+    assert len(mode.unique()) > 1
+    ratio = torch.exp(GAIN_RATE * model.decoder.gain[mode])
+    torch.testing.assert_close(after[..., : TINY.amplitudes], before[..., : TINY.amplitudes] * ratio)
+    torch.testing.assert_close(after[..., TINY.amplitudes :], before[..., TINY.amplitudes :])
+    torch.testing.assert_close(model.decoder.at(after, xy, t), drawn, atol=1e-5, rtol=0)
 
 
 def test_switches_say_the_mode():

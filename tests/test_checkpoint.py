@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from coanerv_codec import checkpoint as module
+from coanerv_codec.carriers import MOST_GAIN
 from coanerv_codec.checkpoint import (
     VARIABLE,
     decoder_sha256,
@@ -74,14 +75,17 @@ def test_round_trip(tmp_path, config):
 
 
 def test_saving_is_deterministic(tmp_path):
-    assert (
-        save_checkpoint(local_model(), tmp_path / "a", "x").name == save_checkpoint(local_model(), tmp_path, "x").name
-    )
+    """Again and again, since safetensors itself writes notes in random order."""
+    notes = {"step": "7", "a": "b", "c": "d"}
+    paths = [save_checkpoint(local_model(), tmp_path / str(i), "x", notes) for i in range(5)]
+    assert len({path.name for path in paths}) == 1
+    with safe_open(paths[0], "pt") as file:
+        assert file.metadata() == {"config": TINY.to_json(), **notes}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions_load(tmp_path, dtype):
-    tensors = {name: value.to(dtype).contiguous() for name, value in local_model().state_dict().items()}
+    tensors = {name: value.to(dtype).clone() for name, value in local_model().state_dict().items()}  # none shared
     loaded = load_checkpoint(write(tmp_path, save(tensors, {"config": TINY.to_json()})))
     assert torch.equal(loaded.model.state_dict()["decoder.base"], tensors["decoder.base"].float())
 
@@ -217,16 +221,20 @@ def test_tensors_that_do_not_fit_the_configuration(tmp_path):
         ("encoder.analysis.space_of", 240.0, "other numbers than 0 to 239"),
         ("decoder.sets", None, "names a carrier twice"),
         ("decoder.sets", "swap", "different sets of carriers"),
+        ("decoder.gain", 0.5, "different gains"),
+        ("gain", 2 * MOST_GAIN, "beyond"),
+        ("gain", -2 * MOST_GAIN, "beyond"),
     ],
 )
 def test_numbers_of_carriers_that_there_are_not(tmp_path, name, value, problem):
-    """They are indices: out of range they would end in a traceback while decoding."""
+    """They are indices: out of range they would end in a traceback while decoding. Gains are one thing in two places."""
     tensors = tensors_of(local_model())
-    flat = tensors[name].view(-1)
-    if value == "swap":
-        flat[:2] = flat[:2].flip(0)
-    else:
-        flat[0] = flat[1] if value is None else value
+    for key in ("decoder.gain", "encoder.gain") if name == "gain" else (name,):
+        flat = tensors[key].view(-1)
+        if value == "swap":
+            flat[:2] = flat[:2].flip(0)
+        else:
+            flat[0] = flat[1] if value is None else value
     refused(write(tmp_path, save(tensors, {"config": TINY.to_json()})), problem)
 
 

@@ -589,13 +589,14 @@ def test_evaluate(cli, tmp_path):
     arguments = ["--bits", "8,4", "--side", 48, "--json", scores, "--pictures", pictures]
     result = cli("evaluate", "--data", data, *arguments)
     assert result.code == 0
+    assert "1 of 3 videos have fewer than 8 frames" in result.err
     found = json.loads(scores.read_text())
     assert [(s["name"], s["bits"]) for s in found["scores"]] == [("a.mp4", 8), ("a.mp4", 4), ("b.mp4", 8), ("b.mp4", 4)]
     assert [(m["bits"], m["clips"]) for m in found["means"]] == [(8, 2), (4, 2)]
     for key in ("psnr", "bytes", "ssim"):
         assert found["means"][0][key] == pytest.approx(np.mean([s[key] for s in found["scores"] if s["bits"] == 8]))
     assert found["means"][0]["bytes"] > found["means"][1]["bytes"]
-    assert len(left_in(pictures)) == 4
+    assert sorted(p.split("dB-")[1] for p in left_in(pictures)) == ["8bits-a.png", "8bits-b.png"]
     assert cli("evaluate", "--data", data, *arguments, "--coder", "huffman").code == 0
     paper = json.loads(scores.read_text())
     assert paper["means"][1]["psnr"] == found["means"][1]["psnr"]

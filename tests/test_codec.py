@@ -31,7 +31,14 @@ from coanerv_codec.decoding import (
     make_view,
     query_points,
 )
-from coanerv_codec.encoding import EncodeOptions, encode_cells, encode_clip, encode_moving, encode_video
+from coanerv_codec.encoding import (
+    EncodeOptions,
+    encode_cells,
+    encode_clip,
+    encode_moving,
+    encode_video,
+    widen_switches,
+)
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError
 from coanerv_codec.quantizer import dequantize, quantize
 from coanerv_codec.records import ClipRecord, Header, Limits, Packet, StreamInfo
@@ -163,6 +170,25 @@ def test_tokens_stand_in_the_order_of_the_cells(checkpoint):
     # Switches are left out: how large they are depends on the range of all tokens.
     different = (encode_clip(checkpoint.model.encoder, changed, layout) != tokens)[..., :-2].any(axis=(1, 2))
     assert np.flatnonzero(different).tolist() == [7]
+
+
+def test_an_encoder_that_gives_no_numbers_is_blamed():
+    encoder = local_model(PRESETS["tiny"]).encoder.requires_grad_(False)
+    encoder.project.bias.fill_(3e38)  # finite, as a checkpoint must be
+    encoder.gain.fill_(1.0)
+    with pytest.raises(CheckpointError, match="not finite"):
+        encode_clip(encoder, np.stack(pictures(8)), plan_layout(40, 36, 32))
+
+
+@pytest.mark.parametrize("one_sided", [True, False])
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_switches_are_told_whatever_the_amplitudes(bits, one_sided):
+    """They must not be rounded to zero, also where they themselves make the range larger."""
+    generator = np.random.default_rng(bits)
+    stored = generator.random((2, 6, 70), np.float32) - (0.0 if one_sided else 0.5)
+    switches = np.float32(0.001) * generator.choice([-1, 1], (2, 6, 2)).astype(np.float32)
+    tokens = widen_switches(np.concatenate([stored, switches], axis=-1), 70)
+    assert np.array_equal(np.sign(dequantize(*quantize(tokens, bits))[..., 70:]), np.sign(switches))
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -501,13 +527,17 @@ def test_refinement_makes_it_better_and_keeps_the_range(preset):
     before = encode_clip(model.encoder, clip, layout)
     errors = [quantized_error(decoder, clip, layout, before, 6)]
     for steps in (3, 10):
-        after = refine_clip(decoder, clip, layout, before, 6, steps)
+        shares = []
+        after, *told = refine_clip(decoder, clip, layout, before, 6, steps, progress=shares.append)
         errors.append(quantized_error(decoder, clip, layout, after, 6))
+        assert told == [errors[0], errors[-1]]
+        assert shares == sorted(shares)
+        assert shares[-1] == 1
     assert errors[0] > errors[1] > errors[2]
     assert after.shape == before.shape
     assert before.min() <= after.min()
     assert after.max() <= before.max()
-    assert np.array_equal(refine_clip(decoder, clip, layout, before, 6, 10), after)
+    assert np.array_equal(refine_clip(decoder, clip, layout, before, 6, 10).tokens, after)
 
 
 def test_refinement_that_does_not_pay_is_dropped(checkpoint, monkeypatch):
@@ -515,7 +545,9 @@ def test_refinement_that_does_not_pay_is_dropped(checkpoint, monkeypatch):
     clip = np.stack(pictures(8))
     layout = plan_layout(40, 36, 32)
     tokens = encode_clip(checkpoint.model.encoder, clip, layout)
-    assert refine_clip(checkpoint.model.decoder, clip, layout, tokens, 6, 2) is tokens
+    refined = refine_clip(checkpoint.model.decoder, clip, layout, tokens, 6, 2)
+    assert refined.tokens is tokens
+    assert refined.after == refined.before
 
 
 def test_refining_leaves_the_decoder_as_it_was(checkpoint):

@@ -480,7 +480,7 @@ def test_a_damaged_state_is_refused_in_one_line(command, source, state, tmp_path
         code, err = resume(command, source, tmp_path, content)
         assert "Traceback" not in err
         assert code == 5, err
-        one_line(err.splitlines()[-1], "cannot resume from", STATE)
+        one_line(err.splitlines()[-1], "it is damaged", STATE)
         assert (tmp_path / "run" / STATE).read_bytes() == content
 
 

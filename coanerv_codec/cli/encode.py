@@ -101,7 +101,8 @@ def command(
     say(
         f"{output}: {done.frames} frames of {header.width}x{header.height} in {header.columns}x{header.rows} cells, "
         f"{done.bytes:,} bytes ({_kilobits(done.bytes, done.seconds):.0f} kbit/s), "
-        f"{done.frames / (time.monotonic() - began):.1f} fps",
+        f"{done.frames / (time.monotonic() - began):.1f} fps"
+        + (f", refined by {done.refined_db:+.2f} dB" if refine else ""),
         quiet,
     )
 

@@ -1,6 +1,7 @@
 """`coanerv evaluate`."""
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from coanerv_codec.cli.shared import (
     load_model,
     progress_bar,
     quiet_option,
+    say,
 )
 
 
@@ -60,7 +62,7 @@ def command(data, bits, side, overlap, refine, motion, coder, json_path, picture
     loaded = load_model(checkpoint, device)
     options = EvaluateOptions(bits, side, DEFAULT_OVERLAP if overlap is None else overlap, refine, motion, coder)
     files = [f for f in list_media(data) if f.suffix.lower() in VIDEO_SUFFIXES]
-    extremes = _Extremes()
+    extremes = _Extremes(6 if 6 in bits else bits[0])
     with progress_bar(quiet) as bar:
         bar.start(len(files) * len(bits))
         scores = []
@@ -68,6 +70,11 @@ def command(data, bits, side, overlap, refine, motion, coder, json_path, picture
             scores.append(score)
             bar.update(len(scores), score.name)
     rows = average(scores)
+    if left_out := len(files) - rows[0]["clips"]:
+        say(
+            f"{left_out} of {len(files)} videos have fewer than {loaded.model.config.frames} frames and are left out",
+            quiet,
+        )
     table = Table("bits", "clips", "bytes", "PSNR dB", "SSIM", "MS-SSIM")
     for row in rows:
         numbers = [f"{row['bytes']:,.0f}", f"{row['psnr']:.2f}", f"{row['ssim']:.4f}"]
@@ -76,21 +83,25 @@ def command(data, bits, side, overlap, refine, motion, coder, json_path, picture
         )
     Console().print(table)
     if json_path:
-        content = {"checkpoint": loaded.name, "means": rows, "scores": [asdict(s) for s in scores]}
-        write_whole(json_path, json.dumps(content, indent=1))
+        each = [{k: v if v == v and v != math.inf else None for k, v in asdict(s).items()} for s in scores]
+        content = {"checkpoint": loaded.name, "means": rows, "scores": each}
+        write_whole(json_path, json.dumps(content, indent=1, allow_nan=False))
     if pictures:
         extremes.write(pictures)
 
 
 class _Extremes:
-    """Keeps the middle frames of the two worst and two best clips."""
+    """Keeps the middle frames of the two worst and two best clips at one number of bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
         self.kept: list[tuple[float, str, object]] = []
 
     def see(self, score, source, result) -> None:
         from coanerv_codec.pictures import side_by_side
 
+        if score.bits != self.bits:
+            return
         middle = len(source) // 2
         label = f"{score.psnr:05.2f}dB-{score.bits}bits-{Path(score.name).stem}"
         self.kept.append((score.psnr, label, side_by_side(source[middle], result[middle])))

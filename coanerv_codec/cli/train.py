@@ -21,14 +21,16 @@ from coanerv_codec.config import PRESETS
 @click.option(
     "--valid", type=click.Path(path_type=Path), help="Folder to validate on [default: 1 in 20 of --data by name]."
 )
-@click.option("--preset", default="base", type=click.Choice(list(PRESETS)), show_default=True)
+@click.option(
+    "--preset", type=click.Choice(list(PRESETS)), help="Shape of the model [default: base, or that of --init]."
+)
 @click.option(
     "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field of the preset (repeatable)."
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Go on where the run in --out was stopped or killed.")
-@click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint (fine-tuning).")
-@click.option("--schedule", type=click.Choice(["ours", "paper"]), default="ours", show_default=True)
+@click.option("--init", help="Start from this checkpoint (fine-tuning): a file, or `default` for the shipped one.")
+@click.option("--schedule", type=click.Choice(["ours", "paper"]), help="Ours [default], or the paper's recipe.")
 @click.option(
     "--recipe",
     "recipe_options",
@@ -84,6 +86,7 @@ def command(
     Examples:
       coanerv train --data videos/ --out run/ --processes 2
       coanerv train --data videos/ --out run/ --processes 2 --resume
+      coanerv train --data videos/ --out run/ --init default --steps 500 --recipe lr=2e-4
       coanerv train --out run/ --export weights/
     """
     if export_folder or plot:
@@ -97,24 +100,38 @@ def command(
 
     from coanerv_codec import corpus
     from coanerv_codec import train as training
-    from coanerv_codec.checkpoint import load_checkpoint
+    from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
     from coanerv_codec.device import keep_freed_memory, pick_device
 
     keep_freed_memory()
     if "WORLD_SIZE" in os.environ:
         torch.set_num_threads(1)
-    start = load_checkpoint(init).model if init else None
-    config = start.config if start else _change(PRESETS[preset], overrides)
-    recipe = _change(training.PAPER if schedule == "paper" else training.Recipe(), recipe_options)
+    start = None
+    if resume:  # with the settings it had, where nothing else is said
+        training.open_run(out, resume)
+        config, recipe = training.read_settings(out / training.STATE)
+        if schedule and schedule != recipe.schedule:
+            raise click.UsageError(f"the run in {out} was started with --schedule {recipe.schedule}")
+    else:
+        if init:
+            start = load_checkpoint(find_checkpoint(None if init == "default" else Path(init))).model
+        config = start.config if start else PRESETS["base"]
+        recipe = training.PAPER if schedule == "paper" else training.Recipe()
+    wanted = _change(PRESETS[preset] if preset else config, overrides)
+    if start and wanted != start.config:
+        raise click.UsageError("--init brings a configuration of its own: leave out --preset and --set")
+    config, recipe = wanted, _change(recipe, recipe_options)
     recipe = replace(recipe, steps=steps or recipe.steps)
     if rate_lambda is not None:
         recipe = replace(recipe, rate_lambda=rate_lambda)
+    training.open_run(out, resume)  # before hours may go into decoding
     files = corpus.list_media(data)
     held = corpus.list_media(valid) if valid else [f for f in files if corpus.held_out(f.name)]
-    used = files if valid else [f for f in files if not corpus.held_out(f.name)]
-    sets = [
-        corpus.build_cache(part, cache or out / "cache", config.frames, config.cell) for part in (used, held) if part
-    ]
+    used = [f for f in files if valid or not corpus.held_out(f.name)] or files
+    folder = cache or out / "cache"
+    sets = [corpus.build_cache(part, folder, config.frames, config.cell) for part in (used, held) if part]
+    if not valid and not any(item.frames >= config.frames for item in sets[-1].items):
+        sets = sets[:1]  # nothing that was held out is a video
     if processes > 1 and "WORLD_SIZE" not in os.environ:
         _spawn(processes)  # after the cache is there, so that it is made once
     main = int(os.environ.get("RANK", "0")) == 0
@@ -122,10 +139,12 @@ def command(
         click.echo(
             f"{len(sets[0].items)} files to train on, {sets[0].excluded} left out as too short or too small", err=True
         )
+        if len(sets) == 1:
+            click.echo("no video to validate on; name a folder of some with --valid", err=True)
     stop = _stop_on_signal()
     step = training.train(
         sets[0],
-        sets[1] if len(sets) > 1 else None,
+        next(iter(sets[1:]), None),
         config,
         recipe,
         out,
@@ -140,7 +159,7 @@ def command(
         click.echo(f"step {step} of {recipe.steps}; state in {out}, weights with --export", err=True)
 
 
-def _after(out: Path, preset: str, export_folder: Path | None, plot: Path | None) -> None:
+def _after(out: Path, preset: str | None, export_folder: Path | None, plot: Path | None) -> None:
     if export_folder:
         from coanerv_codec.train import export
 
@@ -168,12 +187,17 @@ def _spawn(processes: int) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
     while all(child.poll() in (None, 0) for child in children) and any(child.poll() is None for child in children):
         time.sleep(0.2)
-    failed = [code for child in children if (code := child.poll())]
+    failed = {rank: code for rank, child in enumerate(children) if (code := child.poll())}
     for child in children:
         if failed and child.poll() is None:
             child.kill()  # it waits for the one that failed
         child.wait()
-    sys.exit(abs(failed[0]) if failed else 0)
+    if failed and 0 not in failed:  # the first process would have said why
+        click.echo(
+            f"coanerv: training process {min(failed)} of {processes} failed; --resume goes on from its last state",
+            err=True,
+        )
+    sys.exit(abs(failed[min(failed)]) if failed else 0)
 
 
 def _change(base, options: tuple[str, ...]):

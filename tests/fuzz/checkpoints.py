@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mutate
+import numpy as np
 import torch
 from safetensors.torch import save
 
 from coanerv_codec.checkpoint import load_checkpoint, save_checkpoint
 from coanerv_codec.config import Config
+from coanerv_codec.encoding import encode_cells
 from coanerv_codec.errors import CheckpointError
 from coanerv_codec.model import CoANeRV
 
@@ -59,7 +61,7 @@ def identity(path: Path) -> tuple[str, bytes]:
 
 
 class Loader:
-    """Target: load the checkpoint from a file whose name holds its hash."""
+    """Target: load the checkpoint from a file whose name holds its hash, and encode a cell with it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -70,6 +72,10 @@ class Loader:
         path.write_bytes(data)
         try:
             loaded = load_checkpoint(path)
+            config = loaded.model.config
+            if config.frames * config.cell**2 <= 2**16:
+                cell = np.full((config.frames, 3, config.cell, config.cell), 0.25, np.float32)
+                encode_cells(loaded.model.encoder, [cell])
         except CheckpointError:
             return "refused"
         finally:
@@ -81,13 +87,16 @@ class Loader:
 
 
 def mutants() -> Callable[[random.Random], tuple[bytes, str]]:
-    """Mutants of the bytes, of the header's JSON, and of the configuration in it."""
-    tensors = {k: v.detach().half().contiguous() for k, v in _model().state_dict().items()}
-    data = save(tensors, {"config": CONFIG.to_json()})
-    (length,) = struct.unpack_from("<Q", data)
-    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    """Mutants of the bytes, of the header's JSON, and of the configuration in it, of both kinds of decoder."""
+    whole = []
+    for config in (CONFIG, CARRIERS):
+        tensors = {k: v.detach().half().clone() for k, v in _model(config).state_dict().items()}
+        whole.append(save(tensors, {"config": config.to_json()}))
 
     def make(rng: random.Random) -> tuple[bytes, str]:
+        data = rng.choice(whole)
+        (length,) = struct.unpack_from("<Q", data)
+        header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
         choice = rng.random()
         if choice < 0.15:
             return mutate.raw(data, data, rng), "raw bytes"
@@ -95,7 +104,7 @@ def mutants() -> Callable[[random.Random], tuple[bytes, str]]:
             return struct.pack("<Q", rng.choice(mutate.NUMBERS)) + data[8:], "header length"
         if choice < 0.35:
             return data[: 8 + length] + mutate.raw(body, body, rng), "weights"
-        changed = json.loads(json.dumps(header))
+        changed = header
         if choice < 0.65:
             _change_config(changed, rng)
             how = "configuration"
