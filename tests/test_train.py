@@ -34,12 +34,10 @@ from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
 from coanerv_codec.rate import estimated_bits
 from coanerv_codec.raw_video import png_bytes
+from coanerv_codec.recipe import PAPER, Recipe, learning_rate
 from coanerv_codec.rounding import quantized
 from coanerv_codec.train import (
-    PAPER,
-    Recipe,
     TrainingLoss,
-    learning_rate,
     new_state,
     pixels_at,
     read_log,

@@ -102,6 +102,7 @@ def command(
     from coanerv_codec import train as training
     from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
     from coanerv_codec.device import keep_freed_memory, pick_device
+    from coanerv_codec.recipe import PAPER, Recipe
 
     keep_freed_memory()
     if "WORLD_SIZE" in os.environ:
@@ -116,7 +117,7 @@ def command(
         if init:
             start = load_checkpoint(find_checkpoint(None if init == "default" else Path(init))).model
         config = start.config if start else PRESETS["base"]
-        recipe = training.PAPER if schedule == "paper" else training.Recipe()
+        recipe = PAPER if schedule == "paper" else Recipe()
     wanted = _change(PRESETS[preset] if preset else config, overrides)
     if start and wanted != start.config:
         raise click.UsageError("--init brings a configuration of its own: leave out --preset and --set")
