@@ -26,6 +26,7 @@ from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.config import PRESETS, Config
 from coanerv_codec.corpus import Batch, Cells, Corpus, centre_cells, load_steps
 from coanerv_codec.device import has_fast_bf16
+from coanerv_codec.encoding import widen_switches
 from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
 from coanerv_codec.lapped_start import choose_waves, set_functions, set_waves
 from coanerv_codec.local_start import start_local
@@ -70,13 +71,15 @@ class TrainingLoss(nn.Module):
 
     def forward(self, batch: Batch, rate_weight: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, mean squared error per cell [B] and bits per pixel per cell [B]."""
-        clips = batch.clips.float() / 255
+        clips, c = batch.clips.float() / 255, self.model.config
         tokens = self.model.encoder(clips).float()
         extent = quantizer_range(tokens)
-        stored = quantized(tokens, extent / (2.0 ** batch.bits[:, None, None] - 2))
+        amplitudes, switches = tokens.split([c.amplitudes, c.token_dim - c.amplitudes], dim=-1)
+        # `widen_switches` sees to it that those of a file are never rounded to another sign.
+        stored = torch.cat([quantized(amplitudes, extent / (2.0 ** batch.bits[:, None, None] - 2)), switches], dim=-1)
         predicted = self.model.decoder.at(stored, self.xy[batch.positions], self.t)  # [B,F,Q,3]
         mse = (predicted - pixels_at(clips, batch.positions)).square().mean((1, 2, 3))
-        bits = estimated_bits(*amplitudes_modes(tokens, self.model.config), extent / (2.0**RATE_BITS - 2))
+        bits = estimated_bits(*amplitudes_modes(tokens, c), extent / (2.0**RATE_BITS - 2))
         bits_per_pixel = bits / (len(self.xy) * len(self.t))
         # The root weighs easy and hard cells more evenly, which is what a mean of PSNRs asks for.
         distortion = mse.mean() if self.recipe.loss == "mse" else mse.add(1e-8).sqrt().mean()
@@ -228,7 +231,7 @@ def validate(model: CoANeRV, clips: Tensor, owners: list[int]) -> tuple[float, f
         found = model.encoder(cells.to(device)).cpu()
         if not found.isfinite().all():
             raise CoanervError("the run has diverged: its tokens are not finite; start it again with a smaller rate")
-        symbols, z, s = quantize(found.numpy(), RATE_BITS)
+        symbols, z, s = quantize(widen_switches(found.numpy(), c.amplitudes), RATE_BITS)
         tokens = torch.from_numpy(dequantize(symbols, z, s)).to(device)
         predicted = model.decoder.at(tokens, xy.expand(len(cells), -1, -1), t).clamp(0, 1).cpu()
         mse = (predicted - pixels_at(cells, asked.expand(len(cells), -1))).square().mean().item()

@@ -19,6 +19,7 @@ from coanerv_codec.bank import encode_bank
 from coanerv_codec.carriers import GAIN_RATE, mode_of
 from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from coanerv_codec.corpus import build_cache, centre_cells, list_media
+from coanerv_codec.encoding import widen_switches
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
@@ -50,7 +51,9 @@ def fit(model: CoANeRV, clips: Tensor, tokens: Tensor, rate_lambda: float, modes
         scaled = tokens[chosen] * factors
         step_size = quantizer_range(scaled) / (2.0**RATE_BITS - 2)
         asked = torch.randint(config.cell**2, (len(chosen), POSITIONS), generator=generator)
-        predicted = model.decoder.at(quantized(scaled, step_size) / factors, xy[asked], t)
+        stored, switches = quantized(scaled, step_size) / factors, tokens[chosen][..., config.amplitudes :]
+        stored = torch.cat([stored[..., : config.amplitudes], switches], dim=-1)
+        predicted = model.decoder.at(stored, xy[asked], t)
         mse = (predicted - pixels_at(clips[chosen].float() / 255, asked)).square().mean((1, 2, 3))
         bits = estimated_bits(*amplitudes_modes(scaled, config), step_size) / (len(xy) * len(t))
         optimizer.zero_grad()
@@ -69,7 +72,7 @@ def measure(model: CoANeRV, clips: Tensor, tokens: Tensor, owners: list[int], lo
     for owner in (videos := sorted(set(owners))):
         own = [i for i, o in enumerate(owners) if o == owner]
         factors = gains(logarithms, tokens[own])
-        symbols, z, s = quantize((tokens[own] * factors).numpy(), bits)
+        symbols, z, s = quantize(widen_switches((tokens[own] * factors).numpy(), config.amplitudes), bits)
         stored = torch.from_numpy(dequantize(symbols, z, s)) / factors
         predicted = model.decoder.at(stored, xy.expand(len(own), -1, -1), t).clamp(0, 1)
         wanted = pixels_at(clips[own].float() / 255, asked.expand(len(own), -1))
