@@ -108,6 +108,8 @@ def main() -> None:
         if not signals:
             raise
     ended = True
+    for number in STOPPED:  # Python's own end would put back what the system does with them, and make them deadly
+        signal.signal(number, signal.SIG_IGN)
     if signals:  # also if some library made another exception of ours
         code = 128 + signals[0]
         _complain(f"{STOPPED[signals[0]]}; no unfinished file is left behind")
