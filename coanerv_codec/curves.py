@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coanerv_codec.atomic import write_whole
 from coanerv_codec.errors import InputError
-from coanerv_codec.train import read_log
+from coanerv_codec.run_log import read_log
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 260, 60, 30, 20, 40
 COLORS = ("#1b6ca8", "#c1440e", "#2e7d32", "#7b1fa2", "#ef6c00", "#455a64")

@@ -18,14 +18,15 @@ from torch import Tensor
 from coanerv_codec.bank import encode_bank
 from coanerv_codec.carriers import GAIN_RATE, mode_of
 from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from coanerv_codec.corpus import build_cache, centre_cells, list_media
+from coanerv_codec.corpus import build_cache, list_media
 from coanerv_codec.encoding import widen_switches
+from coanerv_codec.loss import RATE_BITS, pixels_at, quantizer_range
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
 from coanerv_codec.rate import BANK_CELLS, amplitudes_modes, estimated_bits
 from coanerv_codec.rounding import quantized
-from coanerv_codec.train import RATE_BITS, pixels_at, quantizer_range
+from coanerv_codec.training_cells import centre_cells
 
 VIDEOS, STEPS, BANKS, POSITIONS, RATE = 160, 160, 2, 384, 0.04
 

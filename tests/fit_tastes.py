@@ -16,6 +16,7 @@ import numpy as np
 from coanerv_codec import corpus
 from coanerv_codec.config import PRESETS
 from coanerv_codec.lapped_start import Taste, Wave
+from coanerv_codec.training_cells import cut_clip
 
 BLOCK = (16, 11, 8)  # x, y, t: about what a token of `base` covers
 LUMA, CHROMA = (14, 9, 8), (7, 5, 8)  # harmonics considered
@@ -99,7 +100,7 @@ def main() -> None:
     cached = corpus.build_cache(files, arguments.cache, config.frames, config.cell)
     videos = [item for item in cached.items if item.frames >= config.frames]
     rng = np.random.default_rng(1)
-    clips = (corpus.cut_clip(cached, videos[rng.integers(len(videos))], rng, config) for _ in range(arguments.cells))
+    clips = (cut_clip(cached, videos[rng.integers(len(videos))], rng, config) for _ in range(arguments.cells))
     parts = [energies(clip.numpy() / np.float32(255)) for clip in clips]
     energy, whole = (np.concatenate(part) for part in zip(*parts, strict=True))
     for modes in (1, 2, 4, 8, 16, 32):

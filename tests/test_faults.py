@@ -31,7 +31,8 @@ from coanerv_codec.checkpoint import VARIABLE
 from coanerv_codec.cli import STOPPED
 from coanerv_codec.errors import OutputError
 from coanerv_codec.files import encode_file
-from coanerv_codec.train import STATE, read_log
+from coanerv_codec.run_log import LOG, read_log
+from coanerv_codec.run_state import BEFORE_DECAY, STATE
 
 FEW, MANY = 3, pytest.param(40, marks=pytest.mark.slow)
 OLD = b"what was there before"
@@ -178,7 +179,7 @@ def train(source, start, tmp_path_factory) -> Callable[..., Child]:
 
 
 def losses(run: Path) -> list[tuple[float, float]]:
-    return [(r["step"], r["loss"]) for r in read_log(run / "log.jsonl")]
+    return [(r["step"], r["loss"]) for r in read_log(run / LOG)]
 
 
 @pytest.mark.parametrize("kills", [FEW, pytest.param(100, marks=pytest.mark.slow)])
@@ -200,7 +201,7 @@ def test_training_killed_again_and_again_ends_where_it_would_have(train, tmp_pat
             code, _, err = child.wait()
             assert code in (0, -signal.SIGKILL), err
             killed += code != 0
-            assert left_in(run) <= {"cache", STATE, "before-decay.safetensors", "log.jsonl"} | left_parts(run)
+            assert left_in(run) <= {"cache", STATE, BEFORE_DECAY, LOG} | left_parts(run)
             if (run / STATE).exists():
                 with safe_open(run / STATE, "pt") as state:
                     before, step = step, int(state.metadata()["step"])

@@ -23,12 +23,14 @@ from safetensors.torch import load_file
 
 from coanerv_codec import corpus as material
 from coanerv_codec import device
+from coanerv_codec import loss as training_loss
 from coanerv_codec import train as training
 from coanerv_codec.bank import decode_bank, encode_bank
 from coanerv_codec.checkpoint import load_checkpoint
 from coanerv_codec.config import PRESETS, Config
-from coanerv_codec.corpus import Cells, Corpus, build_cache, centre_cells, held_out, list_media, load_steps
+from coanerv_codec.corpus import Corpus, build_cache, held_out, list_media
 from coanerv_codec.errors import CheckpointError, CoanervError, InputError, OutputError
+from coanerv_codec.loss import TrainingLoss, pixels_at, validate
 from coanerv_codec.muon import Muon, orthogonalise
 from coanerv_codec.positions import cell_positions, frame_times
 from coanerv_codec.quantizer import dequantize, quantize
@@ -36,14 +38,10 @@ from coanerv_codec.rate import estimated_bits
 from coanerv_codec.raw_video import png_bytes
 from coanerv_codec.recipe import PAPER, Recipe, learning_rate
 from coanerv_codec.rounding import quantized
-from coanerv_codec.train import (
-    TrainingLoss,
-    new_state,
-    pixels_at,
-    read_log,
-    train,
-    train_step,
-)
+from coanerv_codec.run_log import LOG, read_log
+from coanerv_codec.run_state import STATE, export, new_state
+from coanerv_codec.train import train, train_step
+from coanerv_codec.training_cells import Cells, centre_cells, load_steps
 from coanerv_codec.video import open_video
 
 TINY, TINY_PAPER = PRESETS["tiny"], PRESETS["tiny-paper"]
@@ -453,7 +451,7 @@ def test_whether_bf16_is_fast_is_asked_once(monkeypatch):
 
 
 def log_of(run: Path) -> list[dict[str, float]]:
-    return [{k: r[k] for k in ("step", *SAME) if k in r} for r in read_log(run / "log.jsonl")]
+    return [{k: r[k] for k in ("step", *SAME) if k in r} for r in read_log(run / LOG)]
 
 
 def start(corpus: Corpus, run: Path, recipe: Recipe = QUICK, config: Config = TINY, **options) -> int:
@@ -476,7 +474,7 @@ def test_a_run_lowers_the_loss_and_keeps_a_log(corpus, tmp_path, config, share):
     told = []
     videos = replace(corpus, items=corpus.items[:4])
     assert start(videos, tmp_path / "run", recipe, config, valid_every=30, report=told.append) == 60
-    records = read_log(tmp_path / "run" / "log.jsonl")
+    records = read_log(tmp_path / "run" / LOG)
     assert [r["step"] for r in records] == list(range(1, 61))
     losses = [r["loss"] for r in records]
     assert np.mean(losses[-5:]) < share * np.mean(losses[:5])
@@ -544,12 +542,12 @@ def test_killed_and_resumed_it_goes_on_exactly(corpus, uninterrupted, tmp_path):
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     assert [r["step"] for r in log_of(run)] == list(range(1, 8))  # one more than was saved
-    with (run / "log.jsonl").open("a") as log:
+    with (run / LOG).open("a") as log:
         log.write('{"step": 8, "lo')  # as a kill in the middle of a line leaves it
     (run / ".state.safetensors.part").write_bytes(b"half a state")
     assert start(corpus, run, resume=True) == QUICK.steps
     assert log_of(run) == log_of(uninterrupted)
-    expected, found = (load_file(r / training.STATE) for r in (uninterrupted, run))
+    expected, found = (load_file(r / STATE) for r in (uninterrupted, run))
     assert expected.keys() == found.keys()
     assert any(k.startswith("optimizer.muon.") for k in found)
     assert all(torch.equal(found[k], expected[k]) for k in expected)
@@ -616,17 +614,17 @@ def test_a_run_is_neither_overwritten_nor_invented(corpus, uninterrupted, tmp_pa
         train(corpus, None, replace(TINY, depth=2), QUICK, uninterrupted, resume=True, workers=0)
     damaged = tmp_path / "run"
     damaged.mkdir()
-    (damaged / training.STATE).write_bytes((uninterrupted / training.STATE).read_bytes()[:-100])
+    (damaged / STATE).write_bytes((uninterrupted / STATE).read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="it is damaged"):
         start(corpus, damaged, resume=True)
     with pytest.raises(CheckpointError, match="nothing to export"):
-        training.export(tmp_path / "none", tmp_path, "tiny")
+        export(tmp_path / "none", tmp_path, "tiny")
 
 
 def test_export_gives_the_averaged_weights(uninterrupted, tmp_path):
-    path = training.export(uninterrupted, tmp_path / "weights", "mine")
+    path = export(uninterrupted, tmp_path / "weights", "mine")
     loaded = load_checkpoint(path)
-    state = load_file(uninterrupted / training.STATE)
+    state = load_file(uninterrupted / STATE)
     assert path.name.startswith("mine-")
     assert loaded.model.config == TINY
     for name, value in loaded.model.state_dict().items():
@@ -645,15 +643,15 @@ def test_a_run_can_start_from_a_checkpoint(checkpoint):
 def test_validation_is_psnr_and_size_of_quantized_tokens(corpus, config, monkeypatch):
     model = local_model(config).requires_grad_(False)
     clips, owners = centre_cells(corpus, config, side=64)
-    psnr, kilobytes = training.validate(model, clips, owners)
-    each = [training.validate(model, clips[4 * i : 4 * i + 4], [i] * 4) for i in range(4)]
+    psnr, kilobytes = validate(model, clips, owners)
+    each = [validate(model, clips[4 * i : 4 * i + 4], [i] * 4) for i in range(4)]
     assert (psnr, kilobytes) == pytest.approx([sum(e[0] for e in each), sum(e[1] for e in each)], rel=1e-5)
     # The bytes are those of the bank that a file would hold, and the picture is that of what the bank gives back.
-    monkeypatch.setattr(training, "VALID_POSITIONS", 20_000)  # nearly every pixel, some of them often
+    monkeypatch.setattr(training_loss, "VALID_POSITIONS", 20_000)  # nearly every pixel, some of them often
     cells = clips[:4].float() / 255
     symbols, z, s = quantize(model.encoder(cells).numpy(), 6)
     bank = encode_bank(symbols, 6, z, s, hints=config.hints)
-    psnr, kilobytes = training.validate(model, clips[:4], [0] * 4)
+    psnr, kilobytes = validate(model, clips[:4], [0] * 4)
     assert kilobytes == len(bank) / 1000
     symbols, _, z, s = decode_bank(bank, (4, config.tokens, config.token_dim))
     tokens = torch.from_numpy(dequantize(symbols, z, s))
@@ -666,7 +664,7 @@ def test_a_run_that_has_diverged_says_so(corpus):
     model = local_model().requires_grad_(False)
     model.encoder.queries.fill_(math.nan)
     with pytest.raises(CoanervError, match="diverged"):
-        training.validate(model, *centre_cells(corpus, TINY, side=32))
+        validate(model, *centre_cells(corpus, TINY, side=32))
 
 
 # --- the command --------------------------------------------------------------------------------------------------
@@ -698,11 +696,11 @@ def test_train_in_two_processes_stop_resume_export_plot(process, cli, quiet_logg
     assert "Traceback" not in rest
     (reached,) = (int(line.split()[1]) for line in rest.splitlines() if "state in" in line)
     assert reached >= 20
-    state = load_file(run / training.STATE)
+    state = load_file(run / STATE)
     result = cli(*arguments, "--steps", reached + 2, "--recipe", "batch=4", "--resume")
     assert (result.code, result.out) == (0, b"")
     assert f"step {reached + 2} of {reached + 2}" in result.err
-    assert not torch.equal(load_file(run / training.STATE)["loss.model.decoder.base"], state["loss.model.decoder.base"])
+    assert not torch.equal(load_file(run / STATE)["loss.model.decoder.base"], state["loss.model.decoder.base"])
     exported = cli("train", "--out", run, "--preset", "tiny", "--export", tmp_path / "weights").out.decode().strip()
     assert load_checkpoint(Path(exported)).model.config == TINY
     assert cli("train", "--out", run, "--plot", tmp_path / "curves.svg").code == 0
@@ -736,7 +734,7 @@ def test_train_in_two_processes_stop_resume_export_plot(process, cli, quiet_logg
         (["--data", "."], 3, "nothing to train on"),
         (["--resume", "--data", "."], 3, "nothing to resume"),
         (["--export", "weights"], 5, "nothing to export"),
-        (["--plot", "a.svg"], 3, "log.jsonl"),
+        (["--plot", "a.svg"], 3, LOG),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, list) else "",
 )

@@ -99,18 +99,19 @@ def command(
     import torch
 
     from coanerv_codec import corpus
-    from coanerv_codec import train as training
     from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
     from coanerv_codec.device import keep_freed_memory, pick_device
     from coanerv_codec.recipe import PAPER, Recipe
+    from coanerv_codec.run_state import STATE, open_run, read_settings
+    from coanerv_codec.train import train
 
     keep_freed_memory()
     if "WORLD_SIZE" in os.environ:
         torch.set_num_threads(1)
     start = None
     if resume:  # with the settings it had, where nothing else is said
-        training.open_run(out, resume)
-        config, recipe = training.read_settings(out / training.STATE)
+        open_run(out, resume)
+        config, recipe = read_settings(out / STATE)
         if schedule and schedule != recipe.schedule:
             raise click.UsageError(f"the run in {out} was started with --schedule {recipe.schedule}")
     else:
@@ -125,7 +126,7 @@ def command(
     recipe = replace(recipe, steps=steps or recipe.steps)
     if rate_lambda is not None:
         recipe = replace(recipe, rate_lambda=rate_lambda)
-    training.open_run(out, resume)  # before hours may go into decoding
+    open_run(out, resume)  # before hours may go into decoding
     files = corpus.list_media(data)
     held = corpus.list_media(valid) if valid else [f for f in files if corpus.held_out(f.name)]
     used = [f for f in files if valid or not corpus.held_out(f.name)] or files
@@ -143,7 +144,7 @@ def command(
         if len(sets) == 1:
             click.echo("no video to validate on; name a folder of some with --valid", err=True)
     stop = _stop_on_signal()
-    step = training.train(
+    step = train(
         sets[0],
         next(iter(sets[1:]), None),
         config,
@@ -162,13 +163,14 @@ def command(
 
 def _after(out: Path, preset: str | None, export_folder: Path | None, plot: Path | None) -> None:
     if export_folder:
-        from coanerv_codec.train import export
+        from coanerv_codec.run_state import export
 
         click.echo(export(out, export_folder, preset))
     if plot:
         from coanerv_codec.curves import plot_run
+        from coanerv_codec.run_log import LOG
 
-        plot_run(out / "log.jsonl", plot)
+        plot_run(out / LOG, plot)
         click.echo(plot)
 
 
