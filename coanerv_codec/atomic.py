@@ -39,6 +39,14 @@ def write_whole(target: str | Path, data: str | bytes) -> None:
         path.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for outputs, and those above it, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be made a folder: {error.strerror}") from error
+
+
 def open_temporary(target: str | Path, overwrite: bool) -> Path:
     """A path to write to that `publish` and `discard` know: a file without a name, or one as `temporary_beside` gives."""
     named = temporary_beside(target, overwrite)

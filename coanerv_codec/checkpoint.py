@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from coanerv_codec.atomic import write_whole
+from coanerv_codec.atomic import make_folder, write_whole
 from coanerv_codec.carriers import MOST_GAIN
 from coanerv_codec.config import Config
 from coanerv_codec.errors import CheckpointError
@@ -63,7 +63,7 @@ def save_checkpoint(model: CoANeRV, folder: Path, preset: str, notes: dict[str, 
     if bad := [k for k, v in tensors.items() if not torch.isfinite(v).all()]:
         raise CheckpointError(f"{bad[0]} has values that half precision cannot hold; the run has diverged")
     data = _in_order(save(tensors, {"config": model.config.to_json(), **(notes or {})}))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"{preset}-{hashlib.sha256(data).hexdigest()[:8]}{SUFFIX}"
     write_whole(path, data)
     return path

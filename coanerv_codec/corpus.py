@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coanerv_codec.atomic import atomic_path, write_whole
-from coanerv_codec.errors import InputError, OutputError
+from coanerv_codec.atomic import atomic_path, make_folder, write_whole
+from coanerv_codec.errors import InputError
 from coanerv_codec.video import Frame, open_video
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,7 @@ def build_cache(files: list[Path], cache: Path, min_frames: int, min_side: int) 
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     index_path, data_path = cache / f"{key}.json", cache / f"{key}.yuv"
     if not index_path.exists() or not data_path.exists():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{cache}: cannot be made a folder: {error.strerror}") from error
+        make_folder(cache)
         with atomic_path(data_path, overwrite=True) as path, path.open("wb") as out:
             items, excluded = _decode_all(files, out, min_frames, min_side)
         write_whole(index_path, json.dumps({"excluded": excluded, "items": [vars(i) for i in items]}))

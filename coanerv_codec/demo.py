@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coanerv_codec.atomic import write_whole
+from coanerv_codec.atomic import make_folder, write_whole
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.decoding import make_view
 from coanerv_codec.encoding import EncodeOptions
@@ -44,7 +44,7 @@ def bundled_clip() -> Path:
 
 def run_demo(source: Path, folder: Path, checkpoint: Checkpoint, bits: int) -> DemoResult:
     """Encode `source` into folder/demo.coa, decode that into demo.mp4, and compare frame by frame."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     coa, video, picture = folder / "demo.coa", folder / "demo.mp4", folder / "side-by-side.png"
     with open_video(source) as reader:
         frames = [item for item in reader if isinstance(item, Frame)]

@@ -11,6 +11,10 @@ class CoanervError(Exception):
     exit_code = 1
 
 
+class ProcessLostError(CoanervError):
+    """Another process of a training is gone. Of those that notice, one should say so."""
+
+
 class InputError(CoanervError):
     """The source video cannot be read, or holds no video."""
 

@@ -10,10 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from coanerv_codec.atomic import write_whole
+from coanerv_codec.atomic import make_folder, write_whole
 from coanerv_codec.checkpoint import save_checkpoint
 from coanerv_codec.config import PRESETS, Config
-from coanerv_codec.errors import CheckpointError, InputError, OutputError
+from coanerv_codec.errors import CheckpointError, InputError
 from coanerv_codec.lapped_start import choose_waves, set_functions, set_waves
 from coanerv_codec.local_start import start_local
 from coanerv_codec.loss import TrainingLoss
@@ -150,10 +150,7 @@ def open_run(run: Path, resume: bool) -> None:
         raise InputError(f"nothing to resume: {path} does not exist")
     if not resume and path.exists():
         raise InputError(f"{run} holds a run already; continue it with --resume, or choose another --out")
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{run}: cannot be made a folder: {error.strerror}") from error
+    make_folder(run)
 
 
 def export(run: Path, folder: Path, preset: str | None = None) -> Path:

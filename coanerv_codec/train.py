@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Corpus
 from coanerv_codec.device import has_fast_bf16
-from coanerv_codec.errors import CoanervError, InputError
+from coanerv_codec.errors import CoanervError, InputError, ProcessLostError
 from coanerv_codec.loss import validate
 from coanerv_codec.model import CoANeRV
 from coanerv_codec.recipe import Recipe, learning_rate
@@ -39,6 +39,18 @@ def process_group(device: torch.device) -> Iterator[tuple[int, int]]:
         yield distributed.get_rank(), distributed.get_world_size()
     finally:
         distributed.destroy_process_group()
+
+
+@contextmanager
+def absence_explained() -> Iterator[None]:
+    """Turn what torch says when another process is gone into an error of ours."""
+    try:
+        yield
+    except RuntimeError as error:  # nothing finer: only the text tells what it was
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        message = "another process of the training is gone; --resume goes on from its last state"
+        raise ProcessLostError(message) from error
 
 
 def across(values: list[float], world: int, largest: bool = False) -> list[float]:
@@ -136,7 +148,7 @@ def train(
     """
     path = run / STATE
     open_run(run, resume)
-    with process_group(device) as (rank, world):
+    with process_group(device) as (rank, world), absence_explained():
         if recipe.batch % world:
             raise InputError(f"a batch of {recipe.batch} cells cannot be shared evenly by {world} processes")
         state = load_state(path, config, recipe) if resume else new_state(config, recipe, init)

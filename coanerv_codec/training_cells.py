@@ -6,6 +6,7 @@ run therefore needs no sampler state, and any number of processes together see t
 
 import math
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Corpus, Item
-from coanerv_codec.errors import InputError
+from coanerv_codec.errors import CoanervError, InputError
 from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
 
 PHOTO_SHARE = 0.1  # of the cells, where there are both
@@ -188,6 +189,7 @@ def load_steps(cells: Cells, first_step: int, rank: int, world: int, workers: in
     if not workers:
         return iter(DataLoader(cells, batch_size=None))
     # Spawned, since a forked process hangs when it frees what FFmpeg's threads of its parent had in hand.
+    handler = signal.getsignal(signal.SIGCHLD)
     loader = DataLoader(
         cells,
         batch_size=None,
@@ -196,7 +198,22 @@ def load_steps(cells: Cells, first_step: int, rank: int, world: int, workers: in
         multiprocessing_context="spawn",
         worker_init_fn=_leave_signals_to_the_trainer,
     )
-    return iter(loader)
+    batches = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        # torch's would raise when a worker dies, wherever the trainer is; so it notices when it asks for the next batch.
+        signal.signal(signal.SIGCHLD, handler)
+    return _explained(batches)
+
+
+def _explained(batches: Iterator[Batch]) -> Iterator[Batch]:
+    try:
+        yield from batches
+    except Exception as error:  # the worker's own, with its traceback as text, or that it is gone
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+        raise CoanervError(
+            f"a worker process that cuts cells failed ({reason}), perhaps for want of memory; --resume goes on from the "
+            "last state, --workers 0 does without such processes"
+        ) from error
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

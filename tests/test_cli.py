@@ -604,6 +604,8 @@ def test_evaluate(cli, tmp_path):
     (data / "a.mp4").unlink()
     (data / "b.mp4").unlink()
     refused(cli("evaluate", "--data", data, "--side", 48), 3, "long enough")
+    refused(cli("evaluate", "--data", "unread", "--json", tmp_path / "none" / "a.json"), 6, "directory does not exist")
+    refused(cli("evaluate", "--data", "unread", "--pictures", scores), 6, "cannot be made a folder")
     refused(cli("evaluate", "--data", tmp_path / "none"), 3, "not a folder")
     make_video(data / "c.mp4", frames=8)
     refused(cli("evaluate", "--data", data, "--side", 96, "--overlap", 40), 3, "--overlap")

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -222,16 +223,52 @@ def left_parts(run: Path) -> set[str]:
     return {p.name for p in run.iterdir() if p.name.startswith(".") and p.name.endswith(".part")}
 
 
-def test_processes_of_a_killed_launcher_end(process, source, tmp_path):
-    (tmp_path / "data").mkdir()
-    shutil.copy(source, tmp_path / "data")
-    options = ["--preset", "tiny", "--workers", 0, "--processes", 2, "--steps", 10**6, "--recipe", "batch=8"]
-    valid = ["--valid", tmp_path / "data"]
-    launcher = process("train", "--data", tmp_path / "data", *valid, "--out", tmp_path / "run", *options)
-    line = b"-"
-    while line and not line.startswith(b"step"):
-        line = launcher.stderr.readline()
-        assert b"coanerv" not in line
+@pytest.fixture
+def training(process, source, tmp_path):
+    """Start to train in `tmp_path / "run"`; returns the process when the first steps are done."""
+
+    def start(*options) -> subprocess.Popen:
+        (tmp_path / "data").mkdir()
+        shutil.copy(source, tmp_path / "data")
+        folders = ["--data", tmp_path / "data", "--valid", tmp_path / "data", "--out", tmp_path / "run"]
+        started = process("train", *folders, "--preset", "tiny", "--steps", 10**6, "--recipe", "batch=8", *options)
+        line = b"-"
+        while line and not line.startswith(b"step"):
+            line = started.stderr.readline()
+            assert b"coanerv" not in line
+        return started
+
+    return start
+
+
+def child_with(parent: subprocess.Popen, file: str, part: bytes) -> int:
+    """Return the child whose /proc/PID/`file` has `part` in it."""
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    (found,) = (child for child in children if part in Path(f"/proc/{child}/{file}").read_bytes())
+    return int(found)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_of_two_ends_the_other_with_one_line(training, rank):
+    launcher = training("--workers", 0, "--processes", 2)
+    os.kill(child_with(launcher, "environ", f"\0RANK={rank}\0".encode()), signal.SIGKILL)
+    _, err = launcher.communicate()
+    rest = [line for line in err.decode().splitlines() if not line.startswith("step ")]
+    assert (launcher.returncode, len(rest)) == (1, 1), err.decode()
+    assert re.match(r"coanerv: .* is gone; --resume goes on from its last state", rest[0])
+
+
+def test_a_killed_worker_ends_training_with_one_line(training):
+    trainer = training("--workers", 1)
+    os.kill(child_with(trainer, "cmdline", b"spawn_main"), signal.SIGKILL)
+    _, err = trainer.communicate()
+    rest = [line for line in err.decode().splitlines() if not line.startswith("step ")]
+    assert (trainer.returncode, len(rest)) == (1, 1), err.decode()
+    assert rest[0].startswith("coanerv: a worker process that cuts cells failed")
+
+
+def test_processes_of_a_killed_launcher_end(training, tmp_path):
+    launcher = training("--workers", 0, "--processes", 2)
     launcher.kill()
     launcher.wait()
     # The pipe is at its end when the last of them has closed it.

@@ -181,6 +181,12 @@ def test_worker_processes_give_the_same_batches_in_the_same_order(corpus):
             assert torch.equal(found.positions, batch.positions)
 
 
+def test_what_a_worker_process_fails_of_is_said_in_one_line(corpus):
+    lost = replace(corpus, path=corpus.path.with_name("lost.yuv"))
+    with pytest.raises(CoanervError, match=r"^a worker process .*No such file.*lost\.yuv.*--workers 0 [^\n]*$"):
+        next(load_steps(cells_of(lost), 0, 0, 1, 1))
+
+
 def test_a_photo_becomes_a_moving_clip(corpus):
     only = replace(corpus, items=corpus.items[-1:])
     clip = cells_of(only).cell(0)[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from coanerv_codec.cli.shared import checkpoint_option, device_option, parse_pair, quiet_option, say
+from coanerv_codec.cli.shared import checkpoint_option, device_option, parse_pair, quiet_option, report_option, say
 
 RESOLUTIONS = {"1080p": (1920, 1080), "720p": (1280, 720), "256": (256, 256)}
 
@@ -19,7 +19,7 @@ RESOLUTIONS = {"1080p": (1920, 1080), "720p": (1280, 720), "256": (256, 256)}
 @click.option(
     "--max-memory", type=click.IntRange(1), metavar="MB", help="Choose the tile as `decode --max-memory` does."
 )
-@click.option("--json", "output", type=click.Path(path_type=Path), help="Also write the results to this file.")
+@report_option("--json", "output", help="Also write the results to this file.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown instead of tables for the terminal.")
 @checkpoint_option
 @device_option

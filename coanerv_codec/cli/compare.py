@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, quiet_option, say
+from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, quiet_option, report_option, say
 
 
 @click.command()
 @click.argument("sources", metavar="[INPUT...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--frames", type=click.IntRange(1), default=48, show_default=True, help="Frames to code of each video.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the curves into this SVG.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every point as JSON.")
+@report_option("--plot", help="Draw the curves into this SVG.")
+@report_option("--json", "json_path", help="Write every point as JSON.")
 @checkpoint_option
 @device_option
 @quiet_option

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from coanerv_codec.atomic import write_whole
+from coanerv_codec.atomic import make_folder, write_whole
 from coanerv_codec.cli.shared import (
     checkpoint_option,
     coder_option,
@@ -15,6 +15,7 @@ from coanerv_codec.cli.shared import (
     load_model,
     progress_bar,
     quiet_option,
+    report_option,
     say,
 )
 
@@ -37,7 +38,7 @@ def _parse_bits(ctx, param, text: str) -> tuple[int, ...]:
 @click.option("--refine", type=click.IntRange(0), default=0, metavar="STEPS", help="Optimise the tokens of each clip.")
 @click.option("--motion/--no-motion", default=True, show_default=True, help="Let cells move with what they show.")
 @coder_option
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write every score and the means as JSON.")
+@report_option("--json", "json_path", help="Write every score and the means as JSON.")
 @click.option(
     "--pictures", type=click.Path(path_type=Path), help="Folder for pictures of the best and the worst clips."
 )
@@ -59,6 +60,8 @@ def command(data, bits, side, overlap, refine, motion, coder, json_path, picture
     from coanerv_codec.corpus import VIDEO_SUFFIXES, list_media
     from coanerv_codec.evaluate import EvaluateOptions, average, evaluate
 
+    if pictures:
+        make_folder(pictures)  # before the work, which may take hours
     loaded = load_model(checkpoint, device)
     options = EvaluateOptions(bits, side, DEFAULT_OVERLAP if overlap is None else overlap, refine, motion, coder)
     files = [f for f in list_media(data) if f.suffix.lower() in VIDEO_SUFFIXES]
@@ -111,6 +114,5 @@ class _Extremes:
     def write(self, folder: Path) -> None:
         from coanerv_codec.raw_video import png_bytes
 
-        folder.mkdir(parents=True, exist_ok=True)
         for _, label, picture in self.kept:
             write_whole(folder / f"{label}.png", png_bytes(picture))

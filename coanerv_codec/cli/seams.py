@@ -6,15 +6,15 @@ from pathlib import Path
 import click
 
 from coanerv_codec.atomic import write_whole
-from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model
+from coanerv_codec.cli.shared import checkpoint_option, device_option, load_model, report_option
 
 
 @click.command()
 @click.argument("sources", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--bits", type=click.IntRange(2, 8), default=6, show_default=True, help="Bits per token value.")
 @click.option("--frames", type=click.IntRange(1), default=24, show_default=True, help="Frames to read of each video.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the tables as JSON.")
-@click.option("--picture", type=click.Path(path_type=Path), help="PNG of a corner where cells of the first video meet.")
+@report_option("--json", "json_path", help="Write the tables as JSON.")
+@report_option("--picture", help="PNG of a corner where cells of the first video meet.")
 @checkpoint_option
 @device_option
 def command(sources, bits, frames, json_path, picture, checkpoint, device):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from coanerv_codec.atomic import temporary_beside
+
 checkpoint_option = click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
@@ -24,6 +26,18 @@ overwrite_option = click.option("-y", "--overwrite", is_flag=True, help="Overwri
 quiet_option = click.option(
     "-q", "--quiet", is_flag=True, help="No progress, no summary; errors and warnings still show."
 )
+
+
+def _check_output(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse before the work what could not be written after it."""
+    if path:
+        temporary_beside(path, overwrite=True)
+    return path
+
+
+def report_option(*names: str, help: str):
+    """Return an option that names a file for results, which replaces what is there."""
+    return click.option(*names, type=click.Path(path_type=Path), callback=_check_output, help=help)
 
 
 def _parse_limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]):

@@ -15,6 +15,8 @@ import click
 
 from coanerv_codec.config import PRESETS
 
+PATIENCE = 10  # seconds that the others get to end when one process has failed
+
 
 @click.command()
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of videos (and photos) to train on.")
@@ -101,6 +103,7 @@ def command(
     from coanerv_codec import corpus
     from coanerv_codec.checkpoint import find_checkpoint, load_checkpoint
     from coanerv_codec.device import keep_freed_memory, pick_device
+    from coanerv_codec.errors import ProcessLostError
     from coanerv_codec.recipe import PAPER, Recipe
     from coanerv_codec.run_state import STATE, open_run, read_settings
     from coanerv_codec.train import train
@@ -144,19 +147,24 @@ def command(
         if len(sets) == 1:
             click.echo("no video to validate on; name a folder of some with --valid", err=True)
     stop = _stop_on_signal()
-    step = train(
-        sets[0],
-        next(iter(sets[1:]), None),
-        config,
-        recipe,
-        out,
-        resume=resume,
-        init=start,
-        device=pick_device(device),
-        workers=workers,
-        report=_show if main else lambda record: None,
-        stop=stop,
-    )
+    try:
+        step = train(
+            sets[0],
+            next(iter(sets[1:]), None),
+            config,
+            recipe,
+            out,
+            resume=resume,
+            init=start,
+            device=pick_device(device),
+            workers=workers,
+            report=_show if main else lambda record: None,
+            stop=stop,
+        )
+    except ProcessLostError as error:
+        if main:
+            raise
+        sys.exit(error.exit_code)  # the first process says it, or if that is gone whoever started us
     if main:
         click.echo(f"step {step} of {recipe.steps}; state in {out}, weights with --export", err=True)
 
@@ -190,17 +198,17 @@ def _spawn(processes: int) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in children])
     while all(child.poll() in (None, 0) for child in children) and any(child.poll() is None for child in children):
         time.sleep(0.2)
-    failed = {rank: code for rank, child in enumerate(children) if (code := child.poll())}
     for child in children:
-        if failed and child.poll() is None:
-            child.kill()  # it waits for the one that failed
-        child.wait()
-    if failed and 0 not in failed:  # the first process would have said why
-        click.echo(
-            f"coanerv: training process {min(failed)} of {processes} failed; --resume goes on from its last state",
-            err=True,
-        )
-    sys.exit(abs(failed[min(failed)]) if failed else 0)
+        try:
+            child.wait(PATIENCE)  # those that are left notice, and say so
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    failed = {rank: child.returncode for rank, child in enumerate(children) if child.returncode}
+    if failed and failed.get(0, -1) < 0:  # the first process had no chance to say why
+        message = f"training process {min(failed)} of {processes} is gone; --resume goes on from its last state"
+        click.echo(f"coanerv: {message}", err=True)
+    sys.exit(max(1, *failed.values()) if failed else 0)
 
 
 def _change(base, options: tuple[str, ...]):
