@@ -508,7 +508,8 @@ def test_an_exception_leaves_nothing(tmp_path, name):
 
 
 ENDLESS = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that runs in the background has it ignored
 import numpy as np
 from fractions import Fraction
 from coanerv_codec.video import Frame, VideoInfo
