@@ -15,10 +15,8 @@ from coanerv_codec.color import ColorTags, to_model, yuv_to_rgb
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.decoding import (
     EngineOptions,
-    Timing,
     check_checkpoint,
     clip_tokens,
-    decode_items,
     layout_of,
     make_view,
     query_points,
@@ -26,7 +24,10 @@ from coanerv_codec.decoding import (
 from coanerv_codec.device import pick_device
 from coanerv_codec.encoding import EncodeOptions, encode_video
 from coanerv_codec.errors import InputError
+from coanerv_codec.fade import mix_points, shares
 from coanerv_codec.files import encode_file
+from coanerv_codec.moments import Timing, meet
+from coanerv_codec.playing import decode_items
 from coanerv_codec.records import ClipRecord, Header, Limits
 from coanerv_codec.video import Frame, VideoInfo
 
@@ -173,12 +174,32 @@ class CoaFile:
         out = np.empty((x.size, 3), np.float32)
         for number in np.unique(clip_of):
             here = clip_of == number
-            clip = self.reader.clip(int(number))
-            place = np.interp(ticks[here], clip.pts, np.arange(len(clip.pts))) / self.header.frames_per_clip
-            points = (x.ravel()[here] * (self.header.width - 1), y.ravel()[here] * (self.header.height - 1), place)
-            tokens = clip_tokens(clip, self.header)
-            out[here] = query_points(self.checkpoint.model.decoder, tokens, layout_of(self.header, clip), *points)
+            place = x.ravel()[here] * (self.header.width - 1), y.ravel()[here] * (self.header.height - 1)
+            out[here] = self._query_clip(int(number), *place, ticks[here])
         return out.reshape(*x.shape, 3)
+
+    def _query_clip(self, number: int, x: np.ndarray, y: np.ndarray, ticks: np.ndarray) -> np.ndarray:
+        """Ask points [Q] of a clip at times in ticks, cross-faded with the clips beside it: [Q,3]."""
+        near = range(max(0, number - 1), min(number + 2, len(self.reader.index())))
+        clips = {i: self.reader.clip(i) for i in near}
+        clip, frames = clips[number], self.header.frames_per_clip
+        fades = [meet(clips[i], clips.get(i + 1), self.header) if i in clips else False for i in (number - 1, number)]
+        times = [*clip.pts, clips[number + 1].pts[0]] if fades[1] else clip.pts
+        place = np.interp(ticks, times, np.arange(len(times)))
+
+        def ask(i: int, some: np.ndarray, place: np.ndarray) -> np.ndarray:
+            """The points `some` as clip i shows them at places of its own."""
+            tokens, layout = clip_tokens(clips[i], self.header), layout_of(self.header, clips[i])
+            return query_points(self.checkpoint.model.decoder, tokens, layout, x[some], y[some], place / frames)
+
+        out = ask(number, np.arange(len(place)), place)
+        for i, share, shift, faded in zip(
+            (number - 1, number + 1), shares(place, frames), (frames, -frames), fades, strict=True
+        ):
+            some = np.flatnonzero(share)
+            if faded and len(some):
+                out[some] = mix_points(out[some], ask(i, some, place[some] + shift), share[some])
+        return out
 
 
 def _load(checkpoint: str | Path | None, wanted: str | None, device: str) -> Checkpoint:

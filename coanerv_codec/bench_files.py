@@ -20,19 +20,17 @@ from coanerv_codec.checkpoint import Checkpoint, load_checkpoint
 from coanerv_codec.container import Reader
 from coanerv_codec.decoding import (
     EngineOptions,
-    Timing,
     View,
     check_checkpoint,
     clip_tokens,
     decode_cells,
     decode_clip,
-    decode_items,
-    describe_output,
     layout_of,
     make_view,
-    read_preamble,
 )
 from coanerv_codec.device import keep_freed_memory, pick_device
+from coanerv_codec.moments import Timing
+from coanerv_codec.playing import decode_items, describe_output, read_preamble
 from coanerv_codec.records import ClipRecord
 from coanerv_codec.video import Frame, VideoInfo
 from coanerv_codec.writer import open_output
@@ -71,11 +69,13 @@ def end_to_end(
         for tokens, clip, reader in clips():
             header = reader.header
             check_checkpoint(header, checkpoint)
-            t = np.arange(len(clip.pts), dtype=np.float32) / header.frames_per_clip
+            # A frame beyond each end that meets another clip, as for cross-fading.
+            places = np.arange(-(clip.number > 0), len(clip.pts) + (clip.number + 1 < len(reader.index())))
             view, layout = make_view(header.width, header.height), layout_of(header, clip)
+            t = places.astype(np.float32) / header.frames_per_clip
             for _ in decode_cells(checkpoint.model.decoder, tokens, layout, view, t, options):
                 pass
-            count += len(t)
+            count += len(clip.pts)
         return count
 
     def decode() -> int:
@@ -120,7 +120,9 @@ def peak_memory(
     layout, view = plan_layout(*size, config.cell), make_view(*size)
     random = np.random.default_rng(0)
     tokens = random.normal(scale=0.02, size=(layout.cells, config.tokens, config.token_dim)).astype(np.float32)
-    t = np.arange(config.frames, dtype=np.float32) / config.frames
+    t = (
+        np.arange(-1, config.frames + 1, dtype=np.float32) / config.frames
+    )  # as where clips are cross-faded at both ends
     # The first call of everything loads code; that is neither the frames' nor the engine's.
     decode_clip(checkpoint.model.decoder, tokens, layout, View(view.x[:64], view.y[:64]), t, EngineOptions(tile=tile))
     loaded = peak_rss()
@@ -131,8 +133,8 @@ def peak_memory(
                 pictures = decode_clip(checkpoint.model.decoder, tokens, layout, view, t, EngineOptions(tile=tile))
             else:
                 pictures = random.integers(120, 136, (len(t), 3, *reversed(size)), np.uint8)
-            for i, picture in enumerate(pictures):
-                out.write(Frame(clip * len(t) + i, 1, picture))
+            for i, picture in enumerate(pictures[1:-1]):
+                out.write(Frame(clip * config.frames + i, 1, picture))
     return {"peak": peak_rss(), "loaded": loaded}
 
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import Reader
-from coanerv_codec.decoding import decode_items, make_view
+from coanerv_codec.decoding import make_view
 from coanerv_codec.encoding import EncodeOptions, encode_video
 from coanerv_codec.errors import InputError
+from coanerv_codec.playing import decode_items
 from coanerv_codec.records import ClipRecord
 from coanerv_codec.video import Frame, VideoInfo, open_video
 

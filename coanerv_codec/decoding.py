@@ -1,16 +1,12 @@
-"""Decoding: a `.coa` file -> symbols -> tokens -> coordinate queries cell by cell -> blended frames.
+"""Decoding a clip: symbols -> tokens -> coordinate queries cell by cell -> blended frames.
 
-What is asked is a `View`: positions along x and y, and moments in time. A whole picture, a crop, another size or frame rate
-are views alike, and cost in proportion to their pixels.
+What is asked is a `View`, positions along x and y, and moments t in the clip: 0 is its first frame, 1 would be the frame after
+its last. A whole picture, a crop, another size or frame rate are asked alike, and cost in proportion to their pixels.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
-from itertools import chain, islice, pairwise, product
-from math import ceil, floor
-from types import MappingProxyType
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -20,15 +16,13 @@ from torch import Tensor
 from coanerv_codec.bank import decode_bank
 from coanerv_codec.cells import Axis, Layout, fixed_layout
 from coanerv_codec.checkpoint import Checkpoint
-from coanerv_codec.color import ColorTags
-from coanerv_codec.container import DEFAULT_LIMITS, Reader
+from coanerv_codec.container import DEFAULT_LIMITS
 from coanerv_codec.engine import decode_grids
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
 from coanerv_codec.motion import reach
 from coanerv_codec.quantizer import dequantize
-from coanerv_codec.records import SCOPES, ClipRecord, Header, Limits, Metadata, Packet, StreamInfo
-from coanerv_codec.video import Frame, VideoInfo
+from coanerv_codec.records import ClipRecord, Header, Limits
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,6 @@ def _together(layout: Layout, number: int, frames: int, x: Share, y: Share, t: n
     return parts
 
 
-PACKET_BYTES = 512  # that a packet takes beside its data
 STRIP_BYTES = 2**27  # of floating point that a row of cells may take
 
 
@@ -274,175 +267,3 @@ def query_points(
                 pixels = decoder(cell[None], torch.from_numpy(np.stack(q, axis=-1)).to(device))[0].cpu().numpy()
                 out[here] += weights[here, None] * pixels
     return out
-
-
-# --- time ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Which moments are asked: seconds from the first frame, and a frame rate (None: the source's own frames)."""
-
-    start: Fraction = Fraction(0)
-    duration: Fraction | None = None
-    rate: Fraction | None = None
-
-    def window(self, header: Header, origin: int) -> tuple[Fraction, Fraction | None]:
-        """Return begin and end (None: open) in source ticks; `origin` is the pts of the video's first frame."""
-        begin = origin + self.start / header.time_base
-        return begin, None if self.duration is None else begin + self.duration / header.time_base
-
-    def time_base(self, header: Header) -> Fraction:
-        """Return the seconds per tick of the output's timestamps."""
-        return 1 / self.rate if self.rate else header.time_base
-
-
-@dataclass(frozen=True)
-class Moment:
-    """An output frame: shown from `pts` for `duration` ticks of the output, asked at coordinate t of its clip."""
-
-    pts: int
-    duration: int
-    t: float
-
-
-def clip_moments(
-    clip: ClipRecord,
-    end: int,
-    header: Header,
-    timing: Timing,
-    origin: int,
-    lost: int = 0,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Iterator[Moment]:
-    """Yield the output frames that fall into a clip whose last frame is shown until `end`, in order.
-
-    With a rate, a time between two frames asks the decoder between them; a clip's last frame stands until the next clip.
-    The last frame is repeated for frames `lost` after it.
-    """
-    begin, stop = timing.window(header, origin)
-    shift = begin - origin  # what starts later than the source is moved to where the source began
-    if timing.rate is None:
-        last, gap = clip.pts[-1], end - clip.pts[-1]
-        if lost > limits.concealed:
-            raise FormatError(f"{lost} frames are lost, more than {limits.concealed} to make up for (limit concealed)")
-        times = [*clip.pts, *(last + gap * k // (lost + 1) for k in range(1, lost + 1)), end]
-        for i, (pts, until) in enumerate(pairwise(times)):
-            if until > begin and (stop is None or pts < stop):
-                yield Moment(pts - floor(shift), until - pts, min(i, len(clip.pts) - 1) / header.frames_per_clip)
-        return
-    tick = 1 / (timing.rate * header.time_base)  # source ticks per output frame
-    first = max(0, ceil((clip.pts[0] - begin) / tick))
-    last = ceil((min(end, stop if stop is not None else end) - begin) / tick)
-    if last > limits.frames:  # a time stamp may be years away
-        raise FormatError(
-            f"at {timing.rate} frames per second there are {last}, more than {limits.frames} (limit frames)"
-        )
-    offset = round(origin / tick)
-    for number in range(first, last):
-        at = begin + number * tick
-        i = bisect_right(clip.pts, at) - 1
-        between = (at - clip.pts[i]) / (clip.pts[i + 1] - clip.pts[i]) if i + 1 < len(clip.pts) else 0
-        yield Moment(offset + number, 1, float((i + between) / header.frames_per_clip))
-
-
-def decode_items(
-    items: Iterable[ClipRecord | list[Packet]],
-    header: Header,
-    checkpoint: Checkpoint,
-    view: View,
-    timing: Timing = Timing(),
-    options: EngineOptions = EngineOptions(),
-    streams: Mapping[int, StreamInfo] = MappingProxyType({}),
-    limits: Limits = DEFAULT_LIMITS,
-) -> Iterator[Frame | Packet]:
-    """Decode clips into frames [3,H',W'] uint8, passing on the packets of `streams` between them, all in file order."""
-    check_checkpoint(header, checkpoint)
-    layout_of(header)  # refused at once if it is impossible
-    origin: int | None = None
-    held: ClipRecord | None = None  # until the next clip tells how long its last frame is shown
-    waiting: list[Packet] = []  # until the first clip tells when the video begins
-    waiting_bytes = 0
-
-    def frames(clip: ClipRecord, end: int, lost: int = 0) -> Iterator[Frame]:
-        moments = clip_moments(clip, end, header, timing, origin, lost, limits)
-        tokens = None
-        # A clip's worth at a time: a high frame rate may ask for any number.
-        while some := list(islice(moments, header.frames_per_clip)):
-            tokens = clip_tokens(clip, header) if tokens is None else tokens
-            t = np.array([m.t for m in some], np.float32)
-            pictures = decode_clip(checkpoint.model.decoder, tokens, layout_of(header, clip), view, t, options)
-            yield from (Frame(m.pts, m.duration, picture) for m, picture in zip(some, pictures, strict=True))
-
-    for item in items:
-        if isinstance(item, ClipRecord):
-            origin = item.pts[0] if origin is None else origin
-            if held is not None:
-                yield from frames(held, item.pts[0], item.first_frame - held.first_frame - len(held.pts))
-            held = item
-        elif isinstance(item, list):
-            waiting += [p for p in item if p.stream in streams]
-            waiting_bytes += sum(PACKET_BYTES + len(p.data) for p in item)
-            if origin is None and waiting_bytes > limits.memory:
-                raise FormatError(f"packets of more than {limits.memory} bytes before the first clip (limit memory)")
-        if origin is not None:
-            yield from _packets_in_time(waiting, streams, header, timing, origin)
-            waiting = []
-    if held is not None:
-        yield from frames(held, held.pts[-1] + held.last_duration)
-
-
-def _packets_in_time(
-    packets: Iterable[Packet], streams: Mapping[int, StreamInfo], header: Header, timing: Timing, origin: int
-) -> Iterator[Packet]:
-    """Leave out packets outside of the window and move the others with the frames; untouched without a window."""
-    if not timing.start and timing.duration is None:
-        yield from packets
-        return
-    begin, stop = timing.window(header, origin)
-    for packet in packets:
-        tick = streams[packet.stream].time_base / header.time_base  # in the video's ticks
-        if packet.pts is None or (packet.pts + packet.duration) * tick <= begin:
-            continue
-        if stop is None or packet.pts * tick < stop:
-            shift = round((begin - origin) / tick)
-            dts = None if packet.dts is None else packet.dts - shift
-            yield replace(packet, pts=packet.pts - shift, dts=dts)
-
-
-def read_preamble(
-    reader: Reader,
-) -> tuple[dict[int, StreamInfo], dict[str, dict[str, str]], Iterator[ClipRecord | list[Packet]]]:
-    """Read what comes before the first clip: the streams, the metadata by scope, and an iterator over the rest."""
-    metadata: dict[str, dict[str, str]] = {scope: {} for scope in SCOPES}
-    items = iter(reader)
-    for item in items:
-        if isinstance(item, Metadata):
-            metadata[item.scope] |= dict(item.pairs)
-        elif not isinstance(item, StreamInfo):
-            return dict(reader.streams), metadata, chain([item], items)
-    raise FormatError("the file holds no clip")
-
-
-def describe_output(
-    header: Header, streams: Iterable[StreamInfo], metadata: dict[str, dict[str, str]], view: View, timing: Timing
-) -> VideoInfo:
-    """Return the description of the decoded video: the source's, at the size and rate asked."""
-    return VideoInfo(
-        width=len(view.x),
-        height=len(view.y),
-        time_base=timing.time_base(header),
-        frame_duration=1 if timing.rate else header.frame_duration,
-        rate=timing.rate or header.frame_rate or None,
-        sample_aspect_ratio=header.sample_aspect_ratio or None,
-        rotation=header.rotation,
-        flip=header.flip,
-        chroma=header.chroma,
-        bit_depth=header.bit_depth,
-        alpha=header.alpha,
-        scan=header.scan,
-        color=ColorTags(header.color_range, header.matrix, header.primaries, header.transfer, header.chroma_location),
-        metadata=metadata["file"],
-        track=metadata["video"],
-        streams=tuple(streams),
-    )

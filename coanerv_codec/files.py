@@ -10,9 +10,11 @@ from typing import BinaryIO
 from coanerv_codec.atomic import atomic_path
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.container import DEFAULT_LIMITS, Damage, Reader
-from coanerv_codec.decoding import EngineOptions, Timing, View, decode_items, describe_output, read_preamble
+from coanerv_codec.decoding import EngineOptions, View
 from coanerv_codec.encoding import EncodeOptions, EncodeProgress, encode_video
 from coanerv_codec.errors import InputError, OutputError
+from coanerv_codec.moments import Timing
+from coanerv_codec.playing import decode_items, describe_output, read_preamble
 from coanerv_codec.records import Header, Limits
 from coanerv_codec.video import Frame, VideoInfo, open_video
 from coanerv_codec.writer import open_output

@@ -5,7 +5,9 @@ are compared with themselves: the same pictures are coded several times, each ti
 of a cell, and every pixel that lies on a border in one grid and inside a cell in another counts once as each.
 """
 
+import io
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +17,14 @@ import numpy as np
 from coanerv_codec.cells import DEFAULT_OVERLAP, Axis, Layout, fixed_layout, plan_layout
 from coanerv_codec.checkpoint import Checkpoint
 from coanerv_codec.color import yuv_to_rgb
-from coanerv_codec.encoding import encode_moving
+from coanerv_codec.container import Reader
+from coanerv_codec.decoding import make_view
+from coanerv_codec.encoding import EncodeOptions, encode_moving, encode_video
 from coanerv_codec.errors import InputError
 from coanerv_codec.evaluate import code_clip
-from coanerv_codec.video import Frame, open_video
+from coanerv_codec.playing import decode_items
+from coanerv_codec.records import ClipRecord
+from coanerv_codec.video import Frame, VideoInfo, open_video
 
 OVERLAPS = (0, 4, 8, 16)
 LADDER_BITS = (8, 6, 4)
@@ -36,6 +42,19 @@ def code(clip: np.ndarray, checkpoint: Checkpoint, bits: int, layout: Layout) ->
     """Encode and decode one clip [F,3,H,W] uint8: returns the bytes of its file and the frames that come back."""
     tokens, moving = encode_moving(checkpoint.model.encoder, clip, layout)
     return code_clip(clip, tokens, checkpoint, bits, moving)
+
+
+def code_video(frames: np.ndarray, checkpoint: Checkpoint, bits: int) -> np.ndarray:
+    """Encode and decode a whole video [n,3,H,W] uint8: the frames that come back."""
+    width, height = _size(frames)
+    info = VideoInfo(width, height, Fraction(1, 25), frame_duration=1, rate=Fraction(25))
+    file = io.BytesIO()
+    source = (Frame(number, 1, frame) for number, frame in enumerate(frames))
+    encode_video(info, source, file, checkpoint, EncodeOptions(bits=bits))
+    reader = Reader(io.BytesIO(file.getvalue()))
+    clips = (item for item in reader if isinstance(item, ClipRecord))
+    view = make_view(width, height)
+    return np.stack([frame.yuv for frame in decode_items(clips, reader.header, checkpoint, view)])
 
 
 class BorderError(NamedTuple):
@@ -104,7 +123,7 @@ def ladder_table(clip: np.ndarray, checkpoint: Checkpoint) -> list[dict]:
 
 
 def time_table(frames: np.ndarray, checkpoint: Checkpoint, bits: int) -> list[dict]:
-    """By position in the clip: the PSNR of the frames, and of their change since the frame before.
+    """By position in the clip: PSNR of the frames and of their change since the frame before, also of clips not cross-faded.
 
     At position 0 the frame before is the last of another clip: that is where flicker would show.
     """
@@ -112,23 +131,23 @@ def time_table(frames: np.ndarray, checkpoint: Checkpoint, bits: int) -> list[di
     frames = frames[: len(frames) // length * length]
     layout = plan_layout(*_size(frames), checkpoint.model.config.cell)
     clips = np.split(frames, len(frames) // length)
-    results = np.concatenate([code(clip, checkpoint, bits, layout)[1] for clip in clips])
-    errors = _squared_error(frames, results).mean((1, 2, 3))
-    change, result_change = (np.diff(x.astype(np.int16), axis=0) for x in (frames, results))
-    flicker = _squared_error(change, result_change).mean((1, 2, 3))  # [n - 1], of frames 1, 2, ...
-    return [
-        {
-            "position": position,
-            "psnr": _decibel(errors[position::length].mean()),
-            "change": _decibel(flicker[(position - 1) % length :: length].mean()),
-        }
-        for position in range(length)
-    ]
+    alone = np.concatenate([code(clip, checkpoint, bits, layout)[1] for clip in clips])
+    change = np.diff(frames.astype(np.int16), axis=0)
+    rows = [{"position": position} for position in range(length)]
+    for result, name in ((alone, " alone"), (code_video(frames, checkpoint, bits), "")):
+        errors = _squared_error(frames, result).mean((1, 2, 3))
+        flicker = _squared_error(change, np.diff(result.astype(np.int16), axis=0)).mean(
+            (1, 2, 3)
+        )  # of frames 1, 2, ...
+        for position, row in enumerate(rows):
+            row[f"psnr{name}"] = _decibel(errors[position::length].mean())
+            row[f"change{name}"] = _decibel(flicker[(position - 1) % length :: length].mean())
+    return rows
 
 
 def average(tables: Sequence[list[dict]]) -> list[dict]:
     """Merge the same table of several videos: numbers that were measured are averaged."""
-    measured = ("bytes", "psnr", "change", *BorderError._fields)
+    measured = ("bytes", "psnr", "change", "psnr alone", "change alone", *BorderError._fields)
     return [
         {key: sum(r[key] for r in rows) / len(rows) if key in measured else rows[0][key] for key in rows[0]}
         for rows in zip(*tables, strict=True)

@@ -1,7 +1,7 @@
 """Checking a `.coa` file: what `coanerv verify` does.
 
 Structure, CRCs, index and symbols are checked without torch; the checkpoint's identity and the pictures (`deep`, `source`) need
-it. One clip is in memory at a time, and the file is read once, whatever is asked.
+it. Two clips are in memory at a time, and the file is read once, whatever is asked.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, BinaryIO
 from coanerv_codec.bank import decode_bank
 from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError
-from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import ClipRecord, Header, Limits
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from coanerv_codec.checkpoint import Checkpoint
+    from coanerv_codec.playing import Player
+    from coanerv_codec.video import Frame
 
 WORST_FIRST = (FormatError, InputError, CheckpointError, CoanervError)
 MAX_PSNR = 100.0  # what equal pictures count as, so that a mean stays finite
@@ -96,10 +95,10 @@ def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limi
         except CoanervError as error:
             verdict.findings.append(_finding(error))
         try:
-            draw = _drawer(reader.header, checkpoint) if checkpoint and (deep or compare) else None
-            for clip in _clips(reader):
+            player = _player(reader.header, checkpoint) if checkpoint and (deep or compare) else None
+            for clip, following in _clips(reader):
                 verdict.clips, verdict.frames = verdict.clips + 1, verdict.frames + len(clip.pts)
-                _check_clip(verdict, clip, reader.header, draw, compare)
+                _check_clip(verdict, clip, following, reader.header, player, compare)
                 progress(verdict.frames)
                 if len(verdict.findings) > limits.damages:
                     raise FormatError(f"more than {limits.damages} clips are damaged (limit damages): given up")
@@ -113,21 +112,41 @@ def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limi
     ]
 
 
-def _clips(reader: Reader) -> Iterator[ClipRecord]:
-    return (item for item in reader if isinstance(item, ClipRecord))
+def _clips(reader: Reader) -> Iterator[tuple[ClipRecord, ClipRecord | None]]:
+    """Each clip that can be read, and the one that it meets."""
+    held = None
+    try:
+        for item in reader:
+            if isinstance(item, ClipRecord):
+                if held:
+                    yield held, item if item.number == held.number + 1 else None
+                held = item
+    except FormatError:  # the rest cannot be read
+        if held:
+            yield held, None
+        raise
+    if held:
+        yield held, None
 
 
-def _check_clip(verdict: Verdict, clip: ClipRecord, header: Header, draw, compare) -> None:
-    """Decode a clip's symbols, and its pictures with `draw`."""
+def _check_clip(
+    verdict: Verdict, clip: ClipRecord, following: ClipRecord | None, header: Header, player, compare
+) -> None:
+    """Decode a clip's symbols, and its pictures with a `Player`."""
     frames = range(clip.first_frame, clip.first_frame + len(clip.pts))
     try:
-        symbols, _, z, s = decode_bank(clip.bank, header.bank_shape)
-        if draw:
-            _check_times(clip, header)
-            pictures = draw(clip, dequantize(symbols, z, s))
-            verdict.decoded += len(pictures)
+        if not player:
+            decode_bank(clip.bank, header.bank_shape)
+            return
+        _check_times(clip, header)
+        if compare:
+            compare.expect(clip)
+        for frame in player.play(clip, following):
+            if frame.yuv.shape != (3, header.height, header.width):
+                raise FormatError(f"decodes to pictures of {frame.yuv.shape}")
+            verdict.decoded += 1
             if compare:
-                compare.clip(clip, header, pictures)
+                compare.frame(frame, header)
     except CoanervError as error:
         problem = _with_frames(f"clip {clip.number}: {error}", frames)
         verdict.findings.append(Finding(error.exit_code, problem, range(clip.number, clip.number + 1), frames))
@@ -140,24 +159,13 @@ def _check_times(clip: ClipRecord, header: Header) -> None:
             raise FormatError(f"its time of {float(tick * header.time_base):g} s is beyond what a player can show")
 
 
-def _drawer(header: Header, checkpoint: "Checkpoint") -> "Callable[[ClipRecord, np.ndarray], np.ndarray]":
-    """Return what turns a clip with n frames and its tokens into pictures [n,3,H,W] uint8, and checks that they are such."""
-    import numpy as np
-
-    from coanerv_codec.decoding import decode_clip, layout_of, make_view
+def _player(header: Header, checkpoint: "Checkpoint") -> "Player":
+    """Return what decodes a file's clips to pictures of its own size."""
+    from coanerv_codec.decoding import make_view
+    from coanerv_codec.playing import Player
 
     # The file's own size is within the limits that its header was read with.
-    view = make_view(header.width, header.height, limits=Limits(side=2**62, pixels=2**62))
-
-    def draw(clip: ClipRecord, tokens: np.ndarray) -> np.ndarray:
-        count = len(clip.pts)
-        moments = np.arange(count) / header.frames_per_clip
-        pictures = decode_clip(checkpoint.model.decoder, tokens, layout_of(header, clip), view, moments)
-        if pictures.shape != (count, 3, header.height, header.width) or pictures.dtype != np.uint8:
-            raise FormatError(f"decodes to {pictures.dtype} {pictures.shape}, not to {count} pictures")
-        return pictures
-
-    return draw
+    return Player(header, checkpoint, make_view(header.width, header.height, limits=Limits(side=2**62, pixels=2**62)))
 
 
 class _Comparison:
@@ -170,6 +178,7 @@ class _Comparison:
         self._video = open_video(source, audio=False)
         self._frames = iter(self._video)
         self._failed = False
+        self._numbers: dict[int, int] = {}  # of the frames to come, by their times
         header = verdict.header
         size = self._video.info.width, self._video.info.height
         if size != (header.width, header.height):
@@ -184,24 +193,27 @@ class _Comparison:
     def __exit__(self, *_: object) -> None:
         self._video.close()
 
-    def clip(self, clip: ClipRecord, header: Header, pictures: "np.ndarray") -> None:
-        """Compare a clip's pictures with the source's frames of the same numbers."""
+    def expect(self, clip: ClipRecord) -> None:
+        """Take note of which frames a clip holds."""
+        self._numbers |= {pts: number for number, pts in enumerate(clip.pts, clip.first_frame)}
+
+    def frame(self, shown: "Frame", header: Header) -> None:
+        """Compare a frame with the source's of the same number."""
         import torch
 
         from coanerv_codec.metrics import psnr
 
-        for number, (pts, picture) in enumerate(zip(clip.pts, pictures, strict=True), clip.first_frame):
-            frame = self._frame(number)
-            if frame is None:
-                return
-            time, expected = (float(t) for t in (pts * header.time_base, frame.pts * self._video.info.time_base))
-            if pts * header.time_base != frame.pts * self._video.info.time_base and not self._failed:
-                self._failed = True  # said once: a shifted file would say it for every frame
-                raise InputError(
-                    f"frame {number} is at {time:g} s, but at {expected:g} s in {self._name}: not its source"
-                )
-            a, b = (torch.from_numpy(x).float() / 255 for x in (frame.yuv, picture))
-            self._verdict.psnr[number] = min(psnr(a, b), MAX_PSNR)
+        number = self._numbers.pop(shown.pts)
+        frame = self._frame(number)
+        if frame is None:
+            return
+        times = shown.pts * header.time_base, frame.pts * self._video.info.time_base
+        if times[0] != times[1] and not self._failed:
+            self._failed = True  # said once: a shifted file would say it for every frame
+            time, expected = map(float, times)
+            raise InputError(f"frame {number} is at {time:g} s, but at {expected:g} s in {self._name}: not its source")
+        a, b = (torch.from_numpy(x).float() / 255 for x in (frame.yuv, shown.yuv))
+        self._verdict.psnr[number] = min(psnr(a, b), MAX_PSNR)
 
     def end(self, frames: int) -> None:
         """Check that the source ends where the file does."""

@@ -13,8 +13,9 @@ from make_video import make_video
 
 import coanerv_codec as coa
 from coanerv_codec.color import yuv_to_rgb
-from coanerv_codec.decoding import decode_items, make_view
+from coanerv_codec.decoding import make_view
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError, OutputError
+from coanerv_codec.playing import decode_items
 from coanerv_codec.records import ClipRecord
 from coanerv_codec.video import Frame
 
@@ -178,7 +179,8 @@ def test_a_query_at_a_pixel_is_the_decoded_frame(encoded):
             yuv = file.query(x / 69, y / 53, number / 30)
             assert yuv.shape == (54, 70, 3)
             difference = np.abs(yuv.clip(0, 1) * 255 - frames[number].yuv.transpose(1, 2, 0))
-            assert difference.max() <= 0.501
+            # Where clips meet, frames are mixed of rounded pictures, with rounded weights.
+            assert difference.max() <= (1.5 if number in (7, 8) else 0.501)
 
 
 def test_queries_between_frames_and_beyond_the_ends(encoded):

@@ -12,7 +12,7 @@ from conftest import local_model
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coanerv_codec import decoding, encoding
+from coanerv_codec import decoding, encoding, playing
 from coanerv_codec.bank import encode_bank
 from coanerv_codec.cells import Layout, plan_layout
 from coanerv_codec.checkpoint import load_checkpoint
@@ -21,12 +21,9 @@ from coanerv_codec.config import PRESETS
 from coanerv_codec.container import Reader
 from coanerv_codec.decoding import (
     EngineOptions,
-    Timing,
     View,
-    clip_moments,
     clip_tokens,
     decode_clip,
-    decode_items,
     layout_of,
     make_view,
     query_points,
@@ -40,6 +37,8 @@ from coanerv_codec.encoding import (
     widen_switches,
 )
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError, InputError
+from coanerv_codec.moments import Timing, clip_moments
+from coanerv_codec.playing import decode_items, describe_output, read_preamble
 from coanerv_codec.quantizer import dequantize, quantize
 from coanerv_codec.records import ClipRecord, Header, Limits, Packet, StreamInfo
 from coanerv_codec.refine import quantized_error, refine_clip
@@ -208,8 +207,8 @@ def test_header_says_what_the_source_was(checkpoint):
         ColorTags(1, 9, 9, 16, 2), metadata={"title": "a", "artist": "b"},
     )  # fmt: skip
     reader = Reader(io.BytesIO(encoded(video(1), checkpoint, info)))
-    streams, metadata, _ = decoding.read_preamble(reader)
-    result = decoding.describe_output(reader.header, streams.values(), metadata, make_view(40, 36), Timing())
+    streams, metadata, _ = read_preamble(reader)
+    result = describe_output(reader.header, streams.values(), metadata, make_view(40, 36), Timing())
     assert result == info
     assert reader.header.checkpoint == checkpoint.name
     assert reader.header.checkpoint_sha256 == checkpoint.decoder_sha256
@@ -403,7 +402,7 @@ def test_a_rate_gives_evenly_spaced_frames_for_the_whole_duration(video, rate):
     seconds = (end - clips[0].pts[0]) * HEADER.time_base
     assert len(moments) == -(-seconds * rate // 1)  # as many as begin before the end
     assert [m.pts - moments[0].pts for m in moments] == list(range(len(moments)))
-    assert all(m.duration == 1 and 0 <= m.t <= 7 / 8 for m in moments)
+    assert all(m.duration == 1 and 0 <= m.place <= 7 for m in moments)
 
 
 @given(records(), st.fractions(0, 6, max_denominator=600), st.fractions(0, 6, max_denominator=600))
@@ -426,22 +425,22 @@ def test_without_a_rate_the_frames_are_the_sources(video):
     pts = [p for c in clips for p in c.pts]
     assert [m.pts for m in moments] == pts
     assert [m.pts + m.duration for m in moments] == [*pts[1:], end]
-    assert [m.t for m in moments] == [i / 8 for c in clips for i in range(len(c.pts))]
+    assert [m.place for m in moments] == [i for c in clips for i in range(len(c.pts))]
 
 
 def test_between_two_frames_the_decoder_is_asked_between_them():
     clip = ClipRecord(0, 0, (0, 10, 30), 10, b"")
     moments = list(clip_moments(clip, 40, HEADER, Timing(rate=Fraction(120)), 0))  # every 5 ticks
-    assert [m.t * 8 for m in moments] == [0, 0.5, 1, 1.25, 1.5, 1.75, 2, 2]
+    assert [m.place for m in moments] == [0, 0.5, 1, 1.25, 1.5, 1.75, 2, 2]
+    faded = list(clip_moments(clip, 40, HEADER, Timing(rate=Fraction(120)), 0, faded=True))
+    assert [m.place for m in faded] == [0, 0.5, 1, 1.25, 1.5, 1.75, 2, 2.5]
 
 
 def test_decoding_a_window_decodes_no_other_clip(checkpoint, monkeypatch):
     data = encoded(video(40), checkpoint)
     read = []
-    original = decoding.clip_tokens
-    monkeypatch.setattr(
-        decoding, "clip_tokens", lambda clip, header: read.append(clip.number) or original(clip, header)
-    )
+    original = playing.clip_tokens
+    monkeypatch.setattr(playing, "clip_tokens", lambda clip, header: read.append(clip.number) or original(clip, header))
     frames = decoded(data, checkpoint, timing=Timing(Fraction(17, 30), Fraction(3, 30)))
     assert [f.pts for f in frames] == [0, 20, 40]
     assert read == [2]
@@ -449,13 +448,13 @@ def test_decoding_a_window_decodes_no_other_clip(checkpoint, monkeypatch):
 
 def test_a_high_rate_is_decoded_a_clips_worth_at_a_time(checkpoint, monkeypatch):
     sizes = []
-    original = decoding.decode_clip
+    original = playing.decode_clip
 
     def counted(decoder, tokens, layout, view, t, options):
         sizes.append(len(t))
         return original(decoder, tokens, layout, view, t, options)
 
-    monkeypatch.setattr(decoding, "decode_clip", counted)
+    monkeypatch.setattr(playing, "decode_clip", counted)
     view = make_view(40, 36, crop=(0, 0, 2, 2))
     frames = decoded(encoded(video(8), checkpoint), checkpoint, view, timing=Timing(rate=Fraction(600)))
     assert len(frames) == 160

@@ -235,7 +235,8 @@ def test_against_its_source(cli, coa, clip):
     with open_video(clip, audio=False) as video:
         source = [torch.from_numpy(item.yuv).float() / 255 for item in video if isinstance(item, Frame)]
     with coa_api.open(coa) as file:
-        from coanerv_codec.decoding import decode_items, make_view
+        from coanerv_codec.decoding import make_view
+        from coanerv_codec.playing import decode_items
 
         clips = (item for item in file.reader if isinstance(item, records.ClipRecord))
         frames = decode_items(clips, file.header, file.checkpoint, make_view(70, 54))

@@ -97,10 +97,11 @@ def command(
         raise click.UsageError("--scale and --size exclude each other")
     if fps == 0 or scale == 0:
         raise click.UsageError("--fps and --scale must be more than 0")
-    from coanerv_codec.decoding import EngineOptions, Timing, make_view
+    from coanerv_codec.decoding import EngineOptions, make_view
     from coanerv_codec.device import pick_precision
     from coanerv_codec.engine import tile_within
     from coanerv_codec.files import decode_file, open_coa
+    from coanerv_codec.moments import Timing
 
     timing = Timing(start, duration, fps)
     box = _parse_crop(crop) if crop else None
