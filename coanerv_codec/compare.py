@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -28,10 +28,24 @@ from coanerv_codec.video import Frame, VideoInfo, open_video
 
 OURS = "coanerv"
 BITS = (8, 7, 6, 5, 4, 3)
-# Presets that people use for files, and the range of quality that covers ours.
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A codec to compare with: FFmpeg's name of the encoder, its options, and a range of quality that covers ours."""
+
+    encoder: str
+    options: dict[str, str]
+    qualities: tuple[int, ...]
+    key_frames: bool = False  # one at the beginning of each of our clips, so that it can be entered where ours can
+
+
+_X264 = Rival("libx264", {"preset": "medium"}, (20, 24, 28, 32, 36, 40))
+# Presets that people use for files, and what is left of x264's lead where pictures far apart may not be predicted either.
 OTHERS = {
-    "libx264": ({"preset": "medium"}, (20, 24, 28, 32, 36, 40)),
-    "libsvtav1": ({"preset": "6", "svtav1-params": "lp=2"}, (25, 33, 41, 49, 57, 63)),
+    "libx264": _X264,
+    "libx264, clips alone": replace(_X264, key_frames=True),
+    "libsvtav1": Rival("libsvtav1", {"preset": "6", "svtav1-params": "lp=2"}, (25, 33, 41, 49, 57, 63)),
 }
 
 
@@ -89,12 +103,13 @@ def _runs(
 ) -> Iterator[tuple[str, str, Callable[[], Coded]]]:
     for bits in BITS:
         yield OURS, f"{bits} bits", lambda bits=bits: _code_ours(info, frames, checkpoint, bits)
-    for name, (options, qualities) in OTHERS.items():
-        if name not in av.codecs_available:
-            raise InputError(f"this build of PyAV has no {name} to compare with; install the one from PyPI")
-        for crf in qualities:
-            settings = {**options, "crf": str(crf)}
-            yield name, f"crf {crf}", lambda n=name, s=settings: _code_other(n, s, info, pictures)
+    for name, rival in OTHERS.items():
+        if rival.encoder not in av.codecs_available:
+            raise InputError(f"this build of PyAV has no {rival.encoder} to compare with; install the one from PyPI")
+        options = {"g": str(checkpoint.model.config.frames)} if rival.key_frames else {}
+        for crf in rival.qualities:
+            settings = {**rival.options, **options, "crf": str(crf)}
+            yield name, f"crf {crf}", lambda e=rival.encoder, s=settings: _code_other(e, s, info, pictures)
 
 
 def _code_ours(info: VideoInfo, frames: list[Frame], checkpoint: Checkpoint, bits: int) -> Coded:

@@ -2,13 +2,14 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from make_video import make_video
 
 from coanerv_codec import compare
-from coanerv_codec.compare import Point, average, rate_difference, read_source
+from coanerv_codec.compare import Point, Rival, average, rate_difference, read_source
 from coanerv_codec.errors import InputError
 
 
@@ -56,7 +57,7 @@ def test_what_is_measured_is_what_comes_back(tmp_path, checkpoint, monkeypatch):
 
     monkeypatch.setattr(compare, "_code_other", kept)
     monkeypatch.setattr(compare, "BITS", (8, 4))
-    monkeypatch.setattr(compare, "OTHERS", {"libx264": ({"preset": "ultrafast"}, (10, 40))})
+    monkeypatch.setattr(compare, "OTHERS", {"libx264": Rival("libx264", {"preset": "ultrafast"}, (10, 40))})
     points = compare.compare(make_video(tmp_path / "in.mp4", frames=10), checkpoint, 9, lambda point: None)
     assert [(p.codec, p.setting) for p in points] == [
         ("coanerv", "8 bits"),
@@ -77,6 +78,19 @@ def test_what_is_measured_is_what_comes_back(tmp_path, checkpoint, monkeypatch):
     )
 
 
+def test_clips_alone_have_key_frames_where_ours_begin(tmp_path, checkpoint, monkeypatch):
+    kept = []
+    original = compare._code_other
+    monkeypatch.setattr(compare, "_code_other", lambda *a: kept.append(a[1]) or original(*a))
+    monkeypatch.setattr(compare, "BITS", ())
+    some = {name: replace(rival, qualities=(28,)) for name, rival in compare.OTHERS.items() if "x264" in name}
+    monkeypatch.setattr(compare, "OTHERS", some)
+    source = make_video(tmp_path / "in.mp4", frames=24)
+    plain, alone = compare.compare(source, checkpoint, 24, lambda point: None)
+    assert [options.get("g") for options in kept] == [None, "8"]
+    assert alone.bytes > plain.bytes
+
+
 def test_the_command(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "BITS", (8, 3))
     source = make_video(tmp_path / "in.mp4", frames=8)
@@ -84,11 +98,13 @@ def test_the_command(cli, tmp_path, monkeypatch):
     assert result.code == 0
     lines = result.out.decode().splitlines()
     assert sum(line.startswith("| coanerv") for line in lines) == 2
-    assert sum(line.startswith("| libx264") for line in lines) == 6
+    assert sum(line.startswith("| libx264 |") for line in lines) == 6
+    assert sum(line.startswith("| libx264, clips alone |") for line in lines) == 6
     assert sum(line.startswith("| libsvtav1") for line in lines) == 6
-    assert lines[-2].startswith("coanerv against libx264 (preset medium): ")
+    assert lines[-3].startswith("coanerv against libx264 (preset medium): ")
+    assert lines[-2].startswith("coanerv against libx264, clips alone (preset medium): ")
     assert (tmp_path / "rd.svg").read_text().startswith("<svg")
-    assert len(json.loads((tmp_path / "rd.json").read_text())["means"]) == 14
+    assert len(json.loads((tmp_path / "rd.json").read_text())["means"]) == 20
     missing = cli("compare", tmp_path / "none.mp4")
     assert missing.code == InputError.exit_code
     assert len(missing.err.splitlines()) == 1

@@ -20,7 +20,8 @@ from coanerv_codec.cli.shared import checkpoint_option, device_option, load_mode
 def command(sources, frames, plot, json_path, checkpoint, device, quiet):
     """Draw rate against distortion next to x264 and SVT-AV1: complete files, PSNR in 4:2:0. Prints Markdown tables.
 
-    Without INPUT the bundled clip is used. Of several videos the means are shown.
+    "Clips alone" is x264 with a key frame where each of our clips begins, so that it can be entered as often and damage
+    costs as little. Without INPUT the bundled clip is used. Of several videos the means are shown.
 
     \b
     Examples:
@@ -50,7 +51,7 @@ def command(sources, frames, plot, json_path, checkpoint, device, quiet):
     for other in compare.OTHERS:
         more = compare.rate_difference(points, compare.OURS, other)
         verdict = "no PSNR in common" if more is None else f"{more:+.0%} bytes at equal PSNR"
-        click.echo(f"{compare.OURS} against {other} ({_settings(compare.OTHERS[other][0])}): {verdict}")
+        click.echo(f"{compare.OURS} against {other} ({_settings(compare.OTHERS[other].options)}): {verdict}")
     if plot:
         lines = {p.codec: [(q.bits_per_pixel, q.psnr) for q in points if q.codec == p.codec] for p in points}
         write_whole(plot, svg([Chart("PSNR (4:2:0), dB", "bits per pixel", lines)]))
