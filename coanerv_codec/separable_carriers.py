@@ -3,10 +3,11 @@
 Attention is a product of one along x and one along y, and so is each carrier's wave, so on a grid the sum over all tokens is
 done along x once for the whole grid, and then along y, where a pass of a few rows of pixels needs only the few rows of tokens
 whose windows reach it. It does not depend on time, so it serves all frames of a clip. Carriers of the same harmonic in time
-share their factor in time, so the painting layers, too, are applied once for all frames, harmonic by harmonic.
+share their factor in time, so the painting layers, too, are applied once for all frames, harmonic by harmonic. For one or two
+frames (of a cell that moves) it is cheaper to multiply the layers by the factors: one large product instead of many.
 
-    s_c[hj,x] = wave_x(c,x) sum_i a_h(i,x) v_c[h,j,i]                                        [C x HJ x w]
-    m_c[y,x]  = sum_hj wave_y(c,y) a_h(j,y) s_c[hj,x]                                        [C x pixels]
+    s_c[jh,x] = wave_x(c,x) sum_i a_h(i,x) v_c[j,h,i]                                        [C x JH x w]
+    m_c[y,x]  = sum_jh wave_y(c,y) a_h(j,y) s_c[jh,x]                                        [C x pixels]
     g_k       = [W_1; W] restricted to the carriers with harmonic k in t  @  m               [(hidden+3) x pixels]
     pixel(t)  = MLP's later layers of sum_k wave_t(k, t) g_k, plus the linear part of the sum
 
@@ -24,6 +25,7 @@ from coanerv_codec.carriers import CarrierDecoder
 
 # Attention below this becomes zero: the weights of a pixel add up to one, so it is lost in float32's rounding of the sum.
 TINY = 1e-12
+FEW = 2  # frames for which the painting layers are multiplied by the factors in time
 CPU_PASS = 2048  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
 
 
@@ -52,23 +54,25 @@ def decode_passes(
     decoder: CarrierDecoder, cell: Cell, x: Tensor, y: Tensor, t: Tensor, out: Tensor, rows: int
 ) -> list[int]:
     """Decode a cell at x [w], y [h], t [T] into out [T,3,h,w], `rows` rows of pixels a pass; none needs to be done again."""
-    sums, along_y, wave_y = sum_along_x(decoder, cell, x), attention(decoder, 1, y), waves(decoder, cell, 1, y)
+    sums, wave_y = sum_along_x(decoder, cell, x), waves(decoder, cell, 1, y)
+    along_y = attention(decoder, 1, y)
+    needed, along_y = rows_needed(along_y, rows), along_y.mT  # [h,J,H]
     painter = painter_of(decoder, cell, t)
     carriers, frames, width = len(wave_y), len(t), len(x)
     # One pass's memory, used by all of them: fresh memory would cost more than some of the arithmetic.
-    sizes = (carriers, painter.wave_t.shape[1] * len(painter.bias), frames * len(painter.bias))
+    sizes = (carriers, *painter.sizes)
     buffers = [out.new_empty(size * rows * width) for size in sizes]
-    for top, (first, last) in zip(range(0, len(y), rows), rows_needed(along_y, rows), strict=True):
+    for top, (first, last) in zip(range(0, len(y), rows), needed, strict=True):
         row = slice(top, min(top + rows, len(y)))
         pixels = (row.stop - row.start) * width
         m, g, z = (b[: size * pixels].view(size, pixels) for b, size in zip(buffers, sizes, strict=True))
-        weights = along_y[row, :, first:last].flatten(1) * wave_y[:, row, None]  # [C,h,HJ']
-        near = sums[:, :, first:last].flatten(1, 2)  # [C,HJ',w]
+        weights = along_y[row, first:last].flatten(1) * wave_y[:, row, None]  # [C,h,J'H]
+        near = sums[:, first:last].flatten(1, 2)  # [C,J'H,w], a view
         if near.dtype == m.dtype:
             torch.bmm(weights, near, out=m.view(carriers, -1, width))
         else:
             m.view(carriers, -1, width).copy_(weights.to(near.dtype) @ near)
-        out[:, :, row] = _paint(painter, m, g, z).view(frames, 3, -1, width)
+        out[:, :, row] = _paint(painter, m, g, z, frames).view(frames, 3, -1, width)
     return []
 
 
@@ -83,10 +87,12 @@ def waves(decoder: CarrierDecoder, cell: Cell, axis: int, u: Tensor) -> Tensor:
 
 
 def sum_along_x(decoder: CarrierDecoder, cell: Cell, x: Tensor) -> Tensor:
-    """Sum every row of tokens for all x [w], times the carriers' factor along x: [C,H,J,w], in the dtype of products."""
+    """Sum every row of tokens for all x [w], times the carriers' factor along x: [C,J,H,w], in the dtype of products."""
     along_x = attention(decoder, 0, x).permute(1, 2, 0)[:, None]  # [H,1,I,w]
-    sums = (cell.values @ along_x).transpose(0, 1)  # [C,H,J,w]
-    return (sums * waves(decoder, cell, 0, x)[:, None, None]).to(cell.dtype)
+    sums = (cell.values @ along_x).permute(1, 2, 0, 3)
+    # Laid out so that the rows of tokens which a pass needs are a view.
+    out = sums.new_empty(sums.shape, dtype=cell.dtype)
+    return torch.mul(sums, waves(decoder, cell, 0, x)[:, None, None], out=out)
 
 
 def rows_needed(along_y: Tensor, rows: int) -> list[tuple[int, int]]:
@@ -99,40 +105,62 @@ def rows_needed(along_y: Tensor, rows: int) -> list[tuple[int, int]]:
 
 
 class Painter(NamedTuple):
-    """The layers that paint, split by the carriers' harmonics in time."""
+    """The layers that paint, the first ones split by the carriers' harmonics in time: those of one harmonic share their factor.
 
-    first: list[Tensor]  # per harmonic [hidden+3,C_k]: the MLP's first layer, below it the linear one
-    bias: Tensor  # [hidden+3,1]
-    wave_t: Tensor  # [T,K]
+    For FEW frames there is nothing to share, and the factors are multiplied into the first layers.
+    """
+
+    first: list[
+        Tensor
+    ]  # per harmonic [O,C_k], O = hidden+3: the MLP's first layer, below it the linear one; or one [T*O,C]
+    bias: Tensor  # [O,1] or [T*O,1]
+    wave_t: Tensor | None  # [T,K]
     layers: list[tuple[Tensor, Tensor | None]]  # the MLP's later ones; the bias of the last is in `bias`
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Numbers per pixel that the first layers give, before and after they are summed over harmonics."""
+        if self.wave_t is None:
+            return 0, len(self.bias)
+        return len(self.first) * len(self.bias), len(self.wave_t) * len(self.bias)
 
 
 def painter_of(decoder: CarrierDecoder, cell: Cell, t: Tensor) -> Painter:
     """Prepare the layers for the times t [T]."""
     linear, mlp = decoder.linear, decoder.mlp
-    first = torch.cat([mlp[0].weight, linear.weight])[:, cell.order].split(cell.counts, dim=1)
+    first = torch.cat([mlp[0].weight, linear.weight])[:, cell.order]
     bias = torch.cat([mlp[0].bias, linear.bias + mlp[-1].bias + 0.5])[:, None]
-    starts = list(accumulate(cell.counts[:-1]))
-    wave_t = torch.cat([torch.ones_like(t)[:, None], decoder.wave(2, t)[:, cell.order[starts]]], dim=1)
     layers = [(layer.weight, layer.bias[:, None]) for layer in mlp[1:-1]] + [(mlp[-1].weight, None)]
-    return Painter([w.contiguous() for w in first], bias, wave_t, layers)
+    waves_t = decoder.wave(2, t)[:, cell.order]  # [T,C]
+    if len(t) <= FEW:
+        return Painter([(first * waves_t[:, None]).flatten(0, 1)], bias.repeat(len(t), 1), None, layers)
+    starts = list(accumulate(cell.counts[:-1]))
+    wave_t = torch.cat([torch.ones_like(t)[:, None], waves_t[:, starts]], dim=1)
+    return Painter([w.contiguous() for w in first.split(cell.counts, dim=1)], bias, wave_t, layers)
 
 
-def _paint(painter: Painter, m: Tensor, g: Tensor, z: Tensor) -> Tensor:
-    """Carriers m [C,P] -> pixels [T,3,P]; g [K*(hidden+3),P] and z [T*(hidden+3),P] are memory to work in."""
-    frames, sums = painter.wave_t.shape
-    start = 0
-    for first, total in zip(painter.first, g.chunk(sums), strict=True):
-        part = m[start : start + first.shape[1]]
-        if start:
-            torch.mm(first, part, out=total)
-        else:
-            torch.addmm(painter.bias, first, part, out=total)
-        start += first.shape[1]
-    torch.mm(painter.wave_t, g.view(sums, -1), out=z.view(frames, -1))
+def _paint(painter: Painter, m: Tensor, g: Tensor, z: Tensor, frames: int) -> Tensor:
+    """Carriers m [C,P] -> pixels [T,3,P] of T frames; g and z, of the painter's sizes times P, are memory to work in."""
+    if painter.wave_t is None:
+        torch.addmm(painter.bias, painter.first[0], m, out=z)
+    else:
+        _sum_harmonics(painter, m, g)
+        torch.mm(painter.wave_t, g.view(len(painter.first), -1), out=z.view(frames, -1))
     z = z.view(frames, -1, z.shape[1])
     hidden, pixels = z[:, :-3], z[:, -3:]
     for weight, bias in painter.layers:
         functional.silu(hidden, inplace=True)
         hidden = torch.baddbmm(pixels if bias is None else bias, weight.expand(frames, -1, -1), hidden)
     return hidden
+
+
+def _sum_harmonics(painter: Painter, m: Tensor, g: Tensor) -> None:
+    """Apply the first layers to the carriers m [C,P] of each harmonic in time: g [K*O,P]."""
+    start = 0
+    for first, total in zip(painter.first, g.chunk(len(painter.first)), strict=True):
+        part = m[start : start + first.shape[1]]
+        if start:
+            torch.mm(first, part, out=total)
+        else:
+            torch.addmm(painter.bias, first, part, out=total)
+        start += first.shape[1]
