@@ -11,7 +11,11 @@ frames (of a cell that moves) it is cheaper to multiply the layers by the factor
     g_k       = [W_1; W] restricted to the carriers with harmonic k in t  @  m               [(hidden+3) x pixels]
     pixel(t)  = MLP's later layers of sum_k wave_t(k, t) g_k, plus the linear part of the sum
 
-Shapes: H heads, I columns and J rows of tokens, C carriers, K harmonics in t, w x h pixels and T frames of a block.
+Products may be in bfloat16. Then the carriers that are flat (no wave in x, y or t), which hold most of what a pixel is, are
+still in float32, and so are all sums.
+
+Shapes: H heads, I columns and J rows of tokens, C carriers, K harmonics in t, O outputs of the first layers (hidden + 3), w x h
+pixels and T frames of a block, P pixels of a pass.
 """
 
 from itertools import accumulate
@@ -30,24 +34,26 @@ CPU_PASS = 2048  # pixels per pass: large enough for the products, small enough 
 
 
 class Cell(NamedTuple):
-    """What a cell's tokens say of the carriers, which are sorted by their harmonic in t."""
+    """What a cell's tokens say of the carriers, which are sorted by their harmonic in t, the flat ones first."""
 
     values: Tensor  # [H,C,J,I]
     order: Tensor  # [C], carriers as sorted
     counts: list[int]  # of carriers per harmonic, the first of which is 0
-    dtype: torch.dtype  # of the products over tokens
+    flat: int  # carriers without a wave
+    dtype: torch.dtype  # of the products with all others
 
 
 def fold(decoder: CarrierDecoder, tokens: Tensor, dtype: torch.dtype) -> Cell:
     """Read the values of a cell's tokens [N,d]."""
     harmonics = decoder.harmonics[:, 2].abs()
-    order = harmonics.argsort(stable=True)
+    waving = decoder.harmonics.any(1)
+    order = (2 * harmonics + waving).argsort(stable=True)
     # The factor of harmonic 0 is one, so it takes the biases: it is there even if no carrier has it.
     counts = torch.cat([harmonics.new_zeros(1), harmonics]).unique(return_counts=True)[1].tolist()
     counts[0] -= 1
     gx, gy, _ = decoder.config.grid
     values = decoder.values(tokens[None])[0][..., order].mT.unflatten(-1, (gy, gx))
-    return Cell(values.contiguous(), order, counts, dtype)
+    return Cell(values.contiguous(), order, counts, len(order) - int(waving.sum()), dtype)
 
 
 def decode_passes(
@@ -58,21 +64,21 @@ def decode_passes(
     along_y = attention(decoder, 1, y)
     needed, along_y = rows_needed(along_y, rows), along_y.mT  # [h,J,H]
     painter = painter_of(decoder, cell, t)
-    carriers, frames, width = len(wave_y), len(t), len(x)
+    frames, width = len(t), len(x)
+    split = [cell.flat, len(sums) - cell.flat]
+    groups = [part.to(dtype) for part, dtype in zip(sums.split(split), (sums.dtype, cell.dtype), strict=True)]
     # One pass's memory, used by all of them: fresh memory would cost more than some of the arithmetic.
-    sizes = (carriers, *painter.sizes)
-    buffers = [out.new_empty(size * rows * width) for size in sizes]
+    kinds = [(len(group), group.dtype) for group in groups] + [(size, out.dtype) for size in painter.sizes]
+    buffers = [out.new_empty(size * rows * width, dtype=dtype) for size, dtype in kinds]
     for top, (first, last) in zip(range(0, len(y), rows), needed, strict=True):
         row = slice(top, min(top + rows, len(y)))
         pixels = (row.stop - row.start) * width
-        m, g, z = (b[: size * pixels].view(size, pixels) for b, size in zip(buffers, sizes, strict=True))
+        *m, g, z = (b[: size * pixels].view(size, pixels) for b, (size, _) in zip(buffers, kinds, strict=True))
         weights = along_y[row, first:last].flatten(1) * wave_y[:, row, None]  # [C,h,J'H]
-        near = sums[:, first:last].flatten(1, 2)  # [C,J'H,w], a view
-        if near.dtype == m.dtype:
-            torch.bmm(weights, near, out=m.view(carriers, -1, width))
-        else:
-            m.view(carriers, -1, width).copy_(weights.to(near.dtype) @ near)
-        out[:, :, row] = _paint(painter, m, g, z, frames).view(frames, 3, -1, width)
+        for weight, group, waved in zip(weights.split(split), groups, m, strict=True):
+            near = group[:, first:last].flatten(1, 2)  # [.,J'H,w], a view
+            torch.bmm(weight.to(near.dtype), near, out=waved.view(len(group), -1, width))
+        out[:, :, row] = _paint(painter, *m, g, z, frames).view(frames, 3, -1, width)
     return []
 
 
@@ -87,12 +93,11 @@ def waves(decoder: CarrierDecoder, cell: Cell, axis: int, u: Tensor) -> Tensor:
 
 
 def sum_along_x(decoder: CarrierDecoder, cell: Cell, x: Tensor) -> Tensor:
-    """Sum every row of tokens for all x [w], times the carriers' factor along x: [C,J,H,w], in the dtype of products."""
+    """Sum every row of tokens for all x [w], times the carriers' factor along x: [C,J,H,w]."""
     along_x = attention(decoder, 0, x).permute(1, 2, 0)[:, None]  # [H,1,I,w]
     sums = (cell.values @ along_x).permute(1, 2, 0, 3)
     # Laid out so that the rows of tokens which a pass needs are a view.
-    out = sums.new_empty(sums.shape, dtype=cell.dtype)
-    return torch.mul(sums, waves(decoder, cell, 0, x)[:, None, None], out=out)
+    return torch.mul(sums, waves(decoder, cell, 0, x)[:, None, None], out=sums.new_empty(sums.shape))
 
 
 def rows_needed(along_y: Tensor, rows: int) -> list[tuple[int, int]]:
@@ -107,13 +112,12 @@ def rows_needed(along_y: Tensor, rows: int) -> list[tuple[int, int]]:
 class Painter(NamedTuple):
     """The layers that paint, the first ones split by the carriers' harmonics in time: those of one harmonic share their factor.
 
-    For FEW frames there is nothing to share, and the factors are multiplied into the first layers.
+    For FEW frames there is little to share, and the factors are multiplied into the first layers: O in the shapes is then T*O.
     """
 
-    first: list[
-        Tensor
-    ]  # per harmonic [O,C_k], O = hidden+3: the MLP's first layer, below it the linear one; or one [T*O,C]
-    bias: Tensor  # [O,1] or [T*O,1]
+    flat: Tensor  # [O,flat]: the MLP's first layer, below it the linear one, for the flat carriers
+    first: list[Tensor]  # the same per harmonic for the others [O,C_k], or for all of them at once
+    bias: Tensor  # [O,1]
     wave_t: Tensor | None  # [T,K]
     layers: list[tuple[Tensor, Tensor | None]]  # the MLP's later ones; the bias of the last is in `bias`
 
@@ -128,39 +132,39 @@ class Painter(NamedTuple):
 def painter_of(decoder: CarrierDecoder, cell: Cell, t: Tensor) -> Painter:
     """Prepare the layers for the times t [T]."""
     linear, mlp = decoder.linear, decoder.mlp
-    first = torch.cat([mlp[0].weight, linear.weight])[:, cell.order]
+    first = torch.cat([mlp[0].weight, linear.weight])[:, cell.order]  # [O,C]
     bias = torch.cat([mlp[0].bias, linear.bias + mlp[-1].bias + 0.5])[:, None]
     layers = [(layer.weight, layer.bias[:, None]) for layer in mlp[1:-1]] + [(mlp[-1].weight, None)]
     waves_t = decoder.wave(2, t)[:, cell.order]  # [T,C]
+    counts, wave_t = [len(cell.order) - cell.flat], None
     if len(t) <= FEW:
-        return Painter([(first * waves_t[:, None]).flatten(0, 1)], bias.repeat(len(t), 1), None, layers)
-    starts = list(accumulate(cell.counts[:-1]))
-    wave_t = torch.cat([torch.ones_like(t)[:, None], waves_t[:, starts]], dim=1)
-    return Painter([w.contiguous() for w in first.split(cell.counts, dim=1)], bias, wave_t, layers)
-
-
-def _paint(painter: Painter, m: Tensor, g: Tensor, z: Tensor, frames: int) -> Tensor:
-    """Carriers m [C,P] -> pixels [T,3,P] of T frames; g and z, of the painter's sizes times P, are memory to work in."""
-    if painter.wave_t is None:
-        torch.addmm(painter.bias, painter.first[0], m, out=z)
+        first, bias = (first * waves_t[:, None]).flatten(0, 1), bias.repeat(len(t), 1)
     else:
-        _sum_harmonics(painter, m, g)
-        torch.mm(painter.wave_t, g.view(len(painter.first), -1), out=z.view(frames, -1))
+        starts = list(accumulate(cell.counts[:-1]))
+        wave_t = torch.cat([torch.ones_like(t)[:, None], waves_t[:, starts]], dim=1)
+        counts = [cell.counts[0] - cell.flat, *cell.counts[1:]]
+    flat, *parts = first.split([cell.flat, *counts], dim=1)
+    return Painter(flat.contiguous(), [part.to(cell.dtype).contiguous() for part in parts], bias, wave_t, layers)
+
+
+def _paint(painter: Painter, flat: Tensor, m: Tensor, g: Tensor, z: Tensor, frames: int) -> Tensor:
+    """Flat carriers and the others [.,P] -> pixels [T,3,P]; g and z, of the painter's sizes times P, are memory to work in."""
+    sums = z if painter.wave_t is None else g
+    totals = sums.view(len(painter.first), -1, sums.shape[1])
+    parts = m.split([part.shape[1] for part in painter.first])
+    torch.addmm(painter.bias, painter.flat, flat, out=totals[0])
+    for number, (weights, part, total) in enumerate(zip(painter.first, parts, totals, strict=True)):
+        if part.dtype == total.dtype:
+            total.addmm_(weights, part, beta=int(not number))
+        elif number:
+            total.copy_(weights @ part)
+        else:
+            total += weights @ part
+    if painter.wave_t is not None:
+        torch.mm(painter.wave_t, totals.flatten(1), out=z.view(frames, -1))
     z = z.view(frames, -1, z.shape[1])
     hidden, pixels = z[:, :-3], z[:, -3:]
     for weight, bias in painter.layers:
         functional.silu(hidden, inplace=True)
         hidden = torch.baddbmm(pixels if bias is None else bias, weight.expand(frames, -1, -1), hidden)
     return hidden
-
-
-def _sum_harmonics(painter: Painter, m: Tensor, g: Tensor) -> None:
-    """Apply the first layers to the carriers m [C,P] of each harmonic in time: g [K*O,P]."""
-    start = 0
-    for first, total in zip(painter.first, g.chunk(len(painter.first)), strict=True):
-        part = m[start : start + first.shape[1]]
-        if start:
-            torch.mm(first, part, out=total)
-        else:
-            torch.addmm(painter.bias, first, part, out=total)
-        start += first.shape[1]

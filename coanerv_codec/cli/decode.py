@@ -55,7 +55,13 @@ class Number(click.ParamType):
     help="Choose the largest tile whose queries need at most this much memory, instead of --tile.",
 )
 @click.option("--engine", type=click.Choice(["separable", "reference"]), default="separable", show_default=True)
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", show_default=True)
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "fp32", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="Of the products. bf16 is faster on CPUs that have it, mostly where cells move, and nearly exact; auto is fp32.",
+)
 @click.option("--scale", type=Number(), help="Decode at this multiple of the size.")
 @click.option("--size", metavar="WxH", help="Decode at this size.")
 @click.option("--crop", metavar="X,Y,W,H", help="Decode only this part of the picture.")
