@@ -72,13 +72,14 @@ def decode_passes(
     buffers = [out.new_empty(size * rows * width, dtype=dtype) for size, dtype in kinds]
     for top, (first, last) in zip(range(0, len(y), rows), needed, strict=True):
         row = slice(top, min(top + rows, len(y)))
-        pixels = (row.stop - row.start) * width
+        height = row.stop - row.start
+        pixels = height * width
         *m, g, z = (b[: size * pixels].view(size, pixels) for b, (size, _) in zip(buffers, kinds, strict=True))
         weights = along_y[row, first:last].flatten(1) * wave_y[:, row, None]  # [C,h,J'H]
         for weight, group, waved in zip(weights.split(split), groups, m, strict=True):
             near = group[:, first:last].flatten(1, 2)  # [.,J'H,w], a view
-            torch.bmm(weight.to(near.dtype), near, out=waved.view(len(group), -1, width))
-        out[:, :, row] = _paint(painter, *m, g, z, frames).view(frames, 3, -1, width)
+            torch.bmm(weight.to(near.dtype), near, out=waved.view(len(group), height, width))
+        out[:, :, row] = _paint(painter, *m, g, z, frames).view(frames, 3, height, width)
     return []
 
 

@@ -290,6 +290,20 @@ def test_a_pass_sums_the_rows_of_tokens_that_reach_it(gain, least, most):
         assert along_y[4 * i : 4 * i + 4, :, last - 1].any()
 
 
+@pytest.mark.parametrize("times", [1, 2, 3, 9])
+@pytest.mark.parametrize("harmonics", [(0, 0, 0), (1, 0, 0), (0, 1, 2), None], ids=str)
+def test_any_waves_and_numbers_of_frames(harmonics, times):
+    """Also where all carriers are flat or none is, where none stands still, and where few frames share a grid."""
+    decoder = local_decoder(CARRIERS)
+    if harmonics:
+        decoder.harmonics[:] = torch.tensor(harmonics).to(decoder.harmonics)
+    tokens = random_tokens(decoder, gain=0.02)
+    grid = line(13), line(6), torch.rand(times)
+    fast, slow = (decode_grid(decoder, tokens, *grid, engine=e) for e in ("separable", "reference"))
+    assert difference(fast, slow) <= 1e-5
+    assert difference(decode_grid(decoder, tokens, *grid, precision="bf16"), slow) <= 1 / 255
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31), far=st.sampled_from([1.0, 1e2, 1e4]))
 def test_what_is_left_out_is_lost_in_rounding(seed, far):
