@@ -7,6 +7,7 @@ cross-faded with weights that add up to one everywhere.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from coanerv_codec.errors import InputError
-from coanerv_codec.motion import FINEST, STEPS, find_half_velocity, halve, offsets, reach
+from coanerv_codec.motion import FINEST, MOST_SHAKE, PARTS, STEPS, find_half_path, halve, reach
 
 DEFAULT_OVERLAP = 4  # pixels: the smallest that leaves no seam (docs/cells.md)
 
@@ -117,21 +118,42 @@ def sampling_matrix(axis: Axis, i: int, side: int, reach: float = 0.0, shift: fl
 class Layout:
     """The cells of a picture: columns along x, rows along y; cell number = row * columns + column.
 
-    In a clip where something moves, each cell has a velocity (vx, vy) in 1/STEPS pixel per frame (`motion.py`).
+    In a clip where something moves, each cell has a velocity (vx, vy) in 1/STEPS pixel per frame, and those that
+    shake are listed by number, with how far they are from there in each frame, (x, y) in 1/PARTS pixel (`motion.py`).
     """
 
     x: Axis
     y: Axis
     velocities: tuple[tuple[int, int], ...] = ()
+    shakes: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
     @property
     def cells(self) -> int:
         """Cells per picture."""
         return self.x.count * self.y.count
 
-    def velocity(self, number: int) -> np.ndarray:
-        """Return the velocity of a cell, (vx, vy) in pixels per frame: float64 [2]."""
-        return np.array(self.velocities[number] if self.velocities else (0, 0)) / STEPS
+    def moves(self, number: int) -> bool:
+        """Tell whether a cell moves at all."""
+        return bool(self.velocities and any(self.velocities[number])) or self._shake(number) is not None
+
+    def _shake(self, number: int) -> np.ndarray | None:
+        """Return the shake of a cell, pixels [F,2]."""
+        at = bisect_left(self.shakes, (number,))
+        if at == len(self.shakes) or self.shakes[at][0] != number:
+            return None
+        return np.array(self.shakes[at][1]) / PARTS
+
+    def path(self, number: int, time: np.ndarray, frames: int) -> np.ndarray:
+        """Return how far a cell is from where it stands: times [T] in frames of a clip of `frames` -> pixels float64 [T,2]."""
+        velocity = np.array(self.velocities[number] if self.velocities else (0, 0)) / STEPS
+        path = np.outer(time - (frames - 1) / 2, velocity)
+        if (shake := self._shake(number)) is not None:
+            path += np.stack([np.interp(time, np.arange(frames), axis) for axis in shake.T], axis=1)
+        return path
+
+    def reach(self, number: int, frames: int) -> np.ndarray:
+        """Return how far a cell moves at most along x and y in a clip of `frames`: pixels [2]."""
+        return reach(self.path(number, np.arange(frames), frames))
 
 
 def plan_layout(width: int, height: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Layout:
@@ -162,7 +184,7 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
         _multiply(vertical, frame[:, rows].astype(np.float32), out)
     cells = np.empty((layout.x.count, *frames.shape[:2], side, side), np.float32)
     for column, out in enumerate(cells):
-        if layout.velocity(row * layout.x.count + column).any():
+        if layout.moves(row * layout.x.count + column):
             _cut_moving(frames, layout, row, column, out)
             continue
         left, horizontal = still_matrix(layout.x, column, side)
@@ -173,11 +195,11 @@ def cut_row(frames: np.ndarray, layout: Layout, row: int, side: int) -> np.ndarr
 
 def _cut_moving(frames: np.ndarray, layout: Layout, row: int, column: int, out: np.ndarray) -> None:
     """Cut a cell along its path out of frames [F,3,H,W] into out [F,3,side,side]."""
-    velocity = layout.velocity(row * layout.x.count + column)
-    reach_x, reach_y = reach(velocity, len(frames))
-    for frame, time, cell in zip(frames, offsets(len(frames)), out, strict=True):
-        top, vertical = sampling_matrix(layout.y, row, out.shape[-1], reach_y, velocity[1] * time)
-        left, horizontal = sampling_matrix(layout.x, column, out.shape[-1], reach_x, velocity[0] * time)
+    path = layout.path(row * layout.x.count + column, np.arange(len(frames)), len(frames))
+    reach_x, reach_y = reach(path)
+    for frame, (x, y), cell in zip(frames, path, out, strict=True):
+        top, vertical = sampling_matrix(layout.y, row, out.shape[-1], reach_y, y)
+        left, horizontal = sampling_matrix(layout.x, column, out.shape[-1], reach_x, x)
         pixels = frame[:, top : top + vertical.shape[1], left : left + horizontal.shape[1]]
         strip = np.empty((3, len(vertical), pixels.shape[2]), np.float32)
         _multiply(vertical * np.float32(1 / 255), pixels.astype(np.float32), strip)
@@ -187,13 +209,20 @@ def _cut_moving(frames: np.ndarray, layout: Layout, row: int, column: int, out: 
 def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
     """Return the layout in which each cell of a clip [F,3,H,W] uint8 moves with what it shows, as far as that pays."""
     pitch_x, pitch_y = ((axis.extent - 1) / max(side - 1, 1) for axis in (layout.x, layout.y))  # pixels per sample
-    velocities = []
+    velocities, shakes = [], []
     for row in range(layout.y.count):
         for luma in _cut_half_luma(frames[:, 0], layout, row, side):
-            vx, vy = find_half_velocity(luma)
+            (vx, vy), shake = find_half_path(luma)
             # To the steps of the search again: what lies between them would be decoded frame by frame.
             velocities.append((FINEST * round(vx * pitch_x / FINEST), FINEST * round(vy * pitch_y / FINEST)))
-    return replace(layout, velocities=tuple(velocities) if any(map(any, velocities)) else ())
+            steps = np.rint(shake * (pitch_x, pitch_y)).clip(-MOST_SHAKE, MOST_SHAKE).astype(int)
+            if steps.any():
+                shakes.append((len(velocities) - 1, tuple(map(tuple, steps.tolist()))))
+    return replace(
+        layout,
+        velocities=tuple(velocities) if any(map(any, velocities)) else (),
+        shakes=tuple(shakes),
+    )
 
 
 def _cut_half_luma(luma: np.ndarray, layout: Layout, row: int, side: int) -> Iterator[np.ndarray]:

@@ -121,10 +121,15 @@ class Writer:
         self._chunk(b"pckt", payload)
 
     def clip(
-        self, pts: Sequence[int], last_duration: int, bank: bytes, velocities: tuple[tuple[int, int], ...] = ()
+        self,
+        pts: Sequence[int],
+        last_duration: int,
+        bank: bytes,
+        velocities: tuple[tuple[int, int], ...] = (),
+        shakes: tuple[tuple[int, records.Shake], ...] = (),
     ) -> None:
         """Write the next clip: strictly increasing timestamps of its 1 to F frames, its coded bank, how its cells move."""
-        clip = ClipRecord(self._clips, self._frames, tuple(pts), last_duration, bank, velocities)
+        clip = ClipRecord(self._clips, self._frames, tuple(pts), last_duration, bank, velocities, shakes)
         payload = records.clip_bytes(clip, self.header.frame_duration)
         records.read_clip(payload, self.header, self.limits)
         if pts[0] <= self._pts:

@@ -20,7 +20,6 @@ from coanerv_codec.container import DEFAULT_LIMITS
 from coanerv_codec.engine import decode_grids
 from coanerv_codec.errors import CheckpointError, CoanervError, FormatError
 from coanerv_codec.model import AnyDecoder
-from coanerv_codec.motion import reach
 from coanerv_codec.quantizer import dequantize
 from coanerv_codec.records import ClipRecord, Header, Limits
 
@@ -74,7 +73,7 @@ def layout_of(header: Header, clip: ClipRecord | None = None) -> Layout:
     """Return the cells of a file's pictures, as they move in a clip."""
     try:
         layout = fixed_layout(header.width, header.height, header.columns, header.rows, header.overlap)
-        return replace(layout, velocities=clip.velocities) if clip else layout
+        return replace(layout, velocities=clip.velocities, shakes=clip.shakes) if clip else layout
     except ValueError as error:
         raise FormatError(f"the header's cells do not fit its picture: {error}") from error
 
@@ -156,14 +155,13 @@ def _together(layout: Layout, number: int, frames: int, x: Share, y: Share, t: n
 
     The decoder retrieves once for all moments of a grid, so a few moments on a slightly larger one are cheaper than each alone.
     """
-    axes, shares, velocity = (layout.x, layout.y), (x, y), layout.velocity(number)
-    reaches = reach(velocity, frames)
-    shifts = np.outer(t * np.float64(frames) - (frames - 1) / 2, velocity)  # [T,2], pixels
+    axes, shares, reaches = (layout.x, layout.y), (x, y), layout.reach(number, frames)
+    shifts = layout.path(number, t * np.float64(frames), frames)  # [T,2], pixels
     groups: dict[tuple[int, ...], list[int]] = {}
     lattice = all((np.diff(share.positions) == 1).all() for share in shares)
     for moment, shift in enumerate(shifts):
         phase = (moment,)
-        if lattice or not velocity.any():
+        if lattice or not layout.moves(number):
             # Not those that are far apart, so that a grid is never much larger than what is asked.
             far = (shift - shifts.min(0)) // [max(len(share.positions) // 4, 8) for share in shares]
             phase = (*np.rint(shift * 1024).astype(int) % 1024, *far)
@@ -248,7 +246,6 @@ def query_points(
     device = decoder.base.device
     out = np.zeros((len(x), 3), np.float32)
     frames = decoder.config.frames
-    time = t * np.float64(frames) - (frames - 1) / 2
     for row in range(layout.y.count):
         down = layout.y.weights(row, y)
         for column in range(layout.x.count):
@@ -256,11 +253,11 @@ def query_points(
             here = np.flatnonzero(weights)
             if len(here):
                 number = row * layout.x.count + column
-                velocity = layout.velocity(number)
-                along_x, along_y = reach(velocity, frames)
+                along_x, along_y = layout.reach(number, frames)
+                moved_x, moved_y = layout.path(number, t[here] * np.float64(frames), frames).T
                 q = [
-                    layout.x.coordinates(column, x[here] - velocity[0] * time[here], along_x),
-                    layout.y.coordinates(row, y[here] - velocity[1] * time[here], along_y),
+                    layout.x.coordinates(column, x[here] - moved_x, along_x),
+                    layout.y.coordinates(row, y[here] - moved_y, along_y),
                     t[here].astype(np.float32),
                 ]
                 cell = torch.from_numpy(tokens[number]).to(device)

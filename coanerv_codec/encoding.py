@@ -221,7 +221,7 @@ def encode_video(
             gained += 10 * math.log10(max(before, 1e-10) / max(after, 1e-10))
         symbols, z, s = quantize(tokens, options.bits)
         bank = encode_bank(symbols, options.bits, z, s, options.coder, model.config.hints)
-        writer.clip([frame.pts for frame in clip], clip[-1].duration, bank, moving.velocities)
+        writer.clip([frame.pts for frame in clip], clip[-1].duration, bank, moving.velocities, moving.shakes)
         done, clips = done + len(clip), clips + 1
         started = clip[0].pts if started is None else started
         elapsed = (clip[-1].pts + clip[-1].duration - started) * info.time_base

@@ -86,7 +86,7 @@ def code_clip(
     writer = Writer(file, make_header(info, layout, checkpoint))
     symbols, z, s = quantize(tokens, bits)
     bank = encode_bank(symbols, bits, z, s, coder, checkpoint.model.config.hints)
-    writer.clip(range(frames), 1, bank, layout.velocities)
+    writer.clip(range(frames), 1, bank, layout.velocities, layout.shakes)
     writer.finish()
     reader = Reader(io.BytesIO(file.getvalue()))
     record = reader.clip(0)

@@ -4,7 +4,7 @@ Reading checks every field against the limits before anything is allocated from 
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -21,6 +21,7 @@ MAX_VELOCITY = 2**16  # of a cell, in 1/8 pixel per frame
 KEY, CORRUPT, DISCARD, DISPOSABLE = 1, 2, 4, 8  # packet flags
 
 Pairs = tuple[tuple[str, str], ...]
+Shake = tuple[tuple[int, int], ...]  # in each of F frames, (x, y) from -8 to 7 in 1/4 pixel
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ class ClipRecord:
     pts: tuple[int, ...]
     last_duration: int
     bank: bytes = field(repr=False)
-    velocities: tuple[tuple[int, int], ...] = ()  # of each cell, (vx, vy) in 1/8 pixel per frame; () if none moves
+    velocities: tuple[tuple[int, int], ...] = ()  # of each cell, (vx, vy) in 1/8 pixel per frame; () if none has one
+    shakes: tuple[tuple[int, Shake], ...] = ()  # the cells that shake, by number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,18 +251,23 @@ def clip_bytes(clip: ClipRecord, frame_duration: int) -> bytes:
     deltas = [after - before for before, after in zip(clip.pts, clip.pts[1:], strict=False)]
     even = frame_duration > 0 and all(delta == frame_duration for delta in deltas)
     usual = frame_duration > 0 and clip.last_duration == frame_duration
-    flags = even | usual << 1 | bool(clip.velocities) << 2
+    flags = even | usual << 1 | bool(clip.velocities) << 2 | bool(clip.shakes) << 3
     parts = [varint(clip.number), varint(clip.first_frame), varint(len(clip.pts)), bytes((flags,))]
     parts += [signed(clip.pts[0])]
     parts += [] if even else map(varint, deltas)
     parts += [] if usual else [varint(clip.last_duration)]
-    parts += [velocity_bytes(clip)]
+    parts += [motion_bytes(clip)]
     return b"".join((*parts, clip.bank))
 
 
-def velocity_bytes(clip: ClipRecord) -> bytes:
+def motion_bytes(clip: ClipRecord) -> bytes:
     """The part of a CLIP payload that says how cells move."""
-    return b"".join(signed(part) for velocity in clip.velocities for part in velocity)
+    velocities = b"".join(signed(part) for velocity in clip.velocities for part in velocity)
+    parts, after = [varint(len(clip.shakes))] if clip.shakes else [], 0
+    for cell, shake in clip.shakes:
+        parts += [varint(cell - after), bytes(x & 15 | (y & 15) << 4 for x, y in shake)]
+        after = cell + 1
+    return velocities + b"".join(parts)
 
 
 def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
@@ -272,7 +279,7 @@ def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
     if first_frame + frames > limits.frames:
         raise read.error(f"frame {first_frame + frames - 1} is beyond {limits.frames} frames (limit frames)")
     flags = read.byte()
-    if flags >> 3 or (flags & 3 and not header.frame_duration):
+    if flags >> 4 or (flags & 3 and not header.frame_duration):
         raise read.error(
             "reserved flag bits are set, or a nominal duration is referred to that the header does not give"
         )
@@ -287,7 +294,8 @@ def read_clip(payload: bytes, header: Header, limits: Limits) -> ClipRecord:
         velocities = tuple((_velocity(read), _velocity(read)) for _ in range(header.columns * header.rows))
         if not any(map(any, velocities)):
             raise read.error("it says that cells move, but none does")
-    return ClipRecord(number, first_frame, tuple(pts), last_duration, read.take(read.left), velocities)
+    shakes = tuple(_shakes(read, header)) if flags & 8 else ()
+    return ClipRecord(number, first_frame, tuple(pts), last_duration, read.take(read.left), velocities, shakes)
 
 
 def _velocity(read: Fields) -> int:
@@ -295,6 +303,22 @@ def _velocity(read: Fields) -> int:
     if abs(value) > MAX_VELOCITY:
         raise read.error(f"a velocity of {value / 8:.0f} pixels per frame, more than {MAX_VELOCITY // 8}")
     return value
+
+
+def _shakes(read: Fields, header: Header) -> Iterator[tuple[int, Shake]]:
+    cells, after = header.columns * header.rows, 0
+    for _ in range(_positive(read, cells, "the number of cells that shake")):
+        cell = after + read.varint(cells - 1 - after, "a cell that shakes")
+        raw = read.take(header.frames_per_clip)
+        if not any(raw):
+            raise read.error(f"it says that cell {cell} shakes, but it does not")
+        yield cell, tuple((_nibble(byte), _nibble(byte >> 4)) for byte in raw)
+        after = cell + 1
+
+
+def _nibble(byte: int) -> int:
+    """The low nibble of a byte, signed."""
+    return (byte & 7) - (byte & 8)
 
 
 def stream_bytes(stream: StreamInfo) -> bytes:

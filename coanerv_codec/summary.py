@@ -42,10 +42,12 @@ def summary(file: BinaryIO, limits: Limits = DEFAULT_LIMITS) -> dict:
             bank = parse_bank(item.bank, header.bank_shape)
             sizes["symbols"] += bank.coded.symbol_bytes
             sizes["tables"] += len(item.bank) - bank.coded.symbol_bytes
-            motion = len(records.velocity_bytes(item))
+            motion = len(records.motion_bytes(item))
             sizes["motion"] += motion
             sizes["timestamps"] += len(chunk.payload) - len(item.bank) - motion
-            moving += sum(map(any, item.velocities))
+            moving += len(
+                {i for i, velocity in enumerate(item.velocities) if any(velocity)} | {i for i, _ in item.shakes}
+            )
             clips, frames = clips + 1, frames + len(item.pts)
             bits.add(bank.bits)
             coders.add(bank.coder)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from coanerv_codec.config import Config
 from coanerv_codec.corpus import Corpus, Item
 from coanerv_codec.errors import CoanervError, InputError
-from coanerv_codec.motion import STEPS, find_velocity, offsets, reach
+from coanerv_codec.motion import find_path, reach
 
 PHOTO_SHARE = 0.1  # of the cells, where there are both
 NATIVE_SHARE = 0.75  # of the crops taken at native resolution, as most video is coded
@@ -75,21 +75,20 @@ def cut_clip(corpus: Corpus, item: Item, rng: np.random.Generator, config: Confi
     window = slice(start, start + stride * (span - 1) + 1, stride)
     square = _square(item, rng, config.cell)
     clip = _crop(y[window], uv[:, window], *square, config.cell)
-    velocity = np.array(find_velocity(clip[:, 0].numpy())) / STEPS
-    if velocity.any():
-        clip = _crop_along(y[window], uv[:, window], *square, config.cell, velocity)
+    path = find_path(clip[:, 0].numpy())
+    if path.any():
+        clip = _crop_along(y[window], uv[:, window], *square, config.cell, path)
     if rng.random() < 0.5:
         clip = clip.flip(0)
     return _to_uint8(clip, rng)
 
 
-def _crop_along(
-    y: np.ndarray, uv: np.ndarray, top: int, left: int, side: int, out: int, velocity: np.ndarray
-) -> Tensor:
-    """Cut a square that moves, with a velocity (x, y) in pixels of the result per frame, as the encoder would see it."""
-    frames, height, width = y.shape
+def _crop_along(y: np.ndarray, uv: np.ndarray, top: int, left: int, side: int, out: int, path: np.ndarray) -> Tensor:
+    """Cut a square that moves along a path [F,2], (x, y) in pixels of the result, as the encoder would see it."""
+    _, height, width = y.shape
     scale = side / out
-    margin = 2 * math.ceil((2 * reach(velocity, frames).max() * scale + 4) / 2)
+    reaches = reach(path)
+    margin = 2 * math.ceil((2 * reaches.max() * scale + 4) / 2)
     y0, y1 = max(0, top - margin), min(_even(height), top + side + margin)
     x0, x1 = max(0, left - margin), min(_even(width), left + side + margin)
     size = round((y1 - y0) / scale), round((x1 - x0) / scale)
@@ -97,10 +96,9 @@ def _crop_along(
     whole = torch.stack([luma, *(_resize(p[:, y0 // 2 : y1 // 2, x0 // 2 : x1 // 2], size) for p in uv)], dim=1)
     axes = []
     for axis, (start, first, length) in enumerate(((left, x0, size[1]), (top, y0, size[0]))):
-        far = reach(velocity, frames)[axis]
-        u = (start - first) / scale - far + np.arange(out) * (out - 1 + 2 * far) / (out - 1)
-        path = u + velocity[axis] * offsets(frames)[:, None]  # [F,out]
-        axes.append(torch.from_numpy((2 * path + 1) / length - 1).float())
+        u = (start - first) / scale - reaches[axis] + np.arange(out) * (out - 1 + 2 * reaches[axis]) / (out - 1)
+        moved = u + path[:, axis, None]  # [F,out]
+        axes.append(torch.from_numpy((2 * moved + 1) / length - 1).float())
     grid = torch.stack([axes[0][:, None].expand(-1, out, -1), axes[1][:, :, None].expand(-1, -1, out)], dim=-1)
     return functional.grid_sample(whole, grid, mode="bicubic", padding_mode="border", align_corners=False)
 

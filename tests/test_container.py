@@ -109,19 +109,22 @@ def write(*steps, header=HEADER, finish=True):
     return bytes(file.data)
 
 
-def clip(number, frames=4, velocities=(), **options):
+SHAKE = ((-8, 7), (0, 0), (3, -1), (0, 2))
+
+
+def clip(number, frames=4, velocities=(), shakes=(), **options):
     times = [1001 * (4 * number + i) for i in range(frames)]
-    return lambda writer: writer.clip(times, 1001, some_bank(number, **options), velocities)
+    return lambda writer: writer.clip(times, 1001, some_bank(number, **options), velocities, shakes)
 
 
 def small_file():
-    """Three clips, each with what the others lack: coder 2, its switches and rows and a cell that moves, coder 1."""
+    """Three clips, each with what the others lack: coder 2, its switches and rows and a cell that moves and shakes, coder 1."""
     return write(
         lambda writer: writer.metadata(Metadata((("title", "x"),))),
         lambda writer: writer.stream(AUDIO),
         clip(0),
         lambda writer: writer.packets(PACKETS),
-        clip(1, velocities=((records.MAX_VELOCITY, -3),), hints=Hints(1, (0,))),
+        clip(1, velocities=((records.MAX_VELOCITY, -3),), shakes=((0, SHAKE),), hints=Hints(1, (0,))),
         clip(2, frames=3, velocities=((0, 1),), coder=HUFFMAN),
     )
 
@@ -339,6 +342,7 @@ def test_the_small_file_has_one_of_each():
     assert banks[1].coded.model.switches
     assert banks[1].coded.model.row
     assert [bool(record.velocities) for record in clips] == [False, True, True]
+    assert [record.shakes for record in clips] == [(), ((0, SHAKE),), ()]
 
 
 @pytest.mark.parametrize("open_file", [io.BytesIO, Pipe])
@@ -565,7 +569,7 @@ def test_reserved_bits_are_refused():
     with pytest.raises(FormatError, match="reserved"):
         Reader(io.BytesIO(with_header(bytes(payload))))
     record = bytearray(records.clip_bytes(ClipRecord(0, 0, (0,), 1001, b""), 1001))
-    record[3] |= 8
+    record[3] |= 16
     with pytest.raises(FormatError, match="reserved"):
         records.read_clip(bytes(record), HEADER, Limits())
     batch = bytearray(records.packets_bytes(PACKETS))

@@ -1,4 +1,4 @@
-"""Cells that move: the velocity is found where it pays, and a moving cell is the same function asked along its path."""
+"""Cells that move: the path is found where it pays, and a moving cell is the same function asked along its path."""
 
 import io
 from dataclasses import replace
@@ -19,7 +19,18 @@ from coanerv_codec.container import DEFAULT_LIMITS, Reader
 from coanerv_codec.decoding import EngineOptions, View, decode_clip, layout_of, make_view, query_points
 from coanerv_codec.encoding import EncodeOptions, encode_clip, encode_video
 from coanerv_codec.errors import FormatError
-from coanerv_codec.motion import FASTEST, FINEST, STEPS, find_velocity, offsets, reach
+from coanerv_codec.motion import (
+    FASTEST,
+    FINEST,
+    MOST_SHAKE,
+    PARTS,
+    STEPS,
+    find_half_path,
+    find_path,
+    halve,
+    offsets,
+    reach,
+)
 from coanerv_codec.records import ClipRecord, Header
 from coanerv_codec.summary import summary
 from coanerv_codec.video import Frame, VideoInfo
@@ -40,10 +51,25 @@ def texture(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def moving(velocity: tuple[float, float], width: int, height: int | None = None, frames: int = 8) -> np.ndarray:
     """A texture that moves, [F,3,H,W] uint8; chroma moves along."""
+    return textures(np.outer(offsets(frames), velocity), width, height)
+
+
+def textures(path: np.ndarray, width: int, height: int | None = None) -> np.ndarray:
+    """A texture that moves along a path [F,2] in pixels, [F,3,H,W] uint8."""
     y, x = np.mgrid[: height or width, :width].astype(float)
-    vx, vy = velocity
-    planes = [texture(x - vx * t + 40 * c, y - vy * t) for t in offsets(frames) for c in range(3)]
-    return np.rint(255 * np.clip(planes, 0, 1)).astype(np.uint8).reshape(frames, 3, *y.shape)
+    planes = [texture(x - dx + 40 * c, y - dy) for dx, dy in path for c in range(3)]
+    return np.rint(255 * np.clip(planes, 0, 1)).astype(np.uint8).reshape(len(path), 3, *y.shape)
+
+
+def find_velocity(luma: np.ndarray) -> tuple[int, int]:
+    """The velocity of what does not shake."""
+    velocity, shake = find_half_path(halve(halve(luma, 1), 2))
+    assert not shake.any()
+    return velocity
+
+
+# How a hand moves, in 1/PARTS pixel.
+SHAKE = ((0, 2), (-3, 1), (4, -4), (1, 0), (-5, 3), (2, -3), (3, 1), (-2, 0))
 
 
 # --- finding it -----------------------------------------------------------------------------------------------------
@@ -58,8 +84,26 @@ def test_the_velocity_of_a_moving_texture_is_found(velocity):
 
 
 def test_velocities_between_the_steps_are_found_to_the_nearest():
-    found = np.array(find_velocity(moving((1.1, -0.6), 128)[:, 0] / np.float32(255))) / STEPS
-    assert np.abs(found - (1.1, -0.6)).max() <= 0.15
+    path = find_path(moving((1.1, -0.6), 128)[:, 0] / np.float32(255))
+    assert np.abs(np.diff(path, axis=0) - (1.1, -0.6)).max() <= 0.3
+
+
+@pytest.mark.parametrize("velocity", [(0, 0), (2, -0.75), (-4.5, 3)], ids=str)
+def test_the_shake_of_a_hand_is_found(velocity):
+    path = np.outer(offsets(8), velocity) + np.array(SHAKE) / PARTS
+    found = find_path(textures(path, 128)[:, 0] / np.float32(255))
+    assert np.abs(found - found.mean(0) - path + path.mean(0)).max() <= 0.25
+    _, shake = find_half_path(halve(halve(textures(path, 128)[:, 0] / np.float32(255), 1), 2))
+    assert shake.any()
+    assert np.abs(shake).max() <= MOST_SHAKE
+
+
+def test_a_shake_is_found_in_pixels_of_the_picture():
+    path = np.outer(offsets(8), (1, 0)) + np.array(SHAKE) / PARTS
+    layout = find_motion(textures(path, 256), fixed_layout(256, 256, 1, 1, 0), 128)
+    found = layout.path(0, np.arange(8), 8)
+    assert np.abs(found - found.mean(0) - path + path.mean(0)).max() <= 0.5
+    assert [cell for cell, _ in layout.shakes] == [0]
 
 
 def test_what_does_not_move_as_one_stands_still():
@@ -68,14 +112,17 @@ def test_what_does_not_move_as_one_stands_still():
     still = np.broadcast_to(moving((0, 0), 128)[0, 0] / np.float32(255), (8, 128, 128))
     noise = rng.random((8, 128, 128), dtype=np.float32)
     for luma in (flat, still, still + 0.02 * noise, noise):
-        assert find_velocity(luma) == (0, 0)
+        assert not find_path(luma).any()
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 9), st.sampled_from([1, 2, 6, 16, 17, 18, 33, 64]), st.integers(0, 2**32 - 1), st.floats(0, 1))
-def test_any_luma_gives_a_velocity_within_reach(frames, side, seed, gain):
+def test_any_luma_gives_a_path_within_reach(frames, side, seed, gain):
     luma = (gain * np.random.default_rng(seed).random((frames, side, side))).astype(np.float32)
-    assert max(map(abs, find_velocity(luma))) <= 2 * FASTEST * STEPS
+    velocity, shake = find_half_path(halve(halve(luma, 1), 2))
+    assert max(map(abs, velocity)) <= 2 * FASTEST * STEPS
+    assert shake.shape == (frames, 2)
+    assert np.abs(shake).max() <= MOST_SHAKE
 
 
 def test_each_cell_has_its_own_velocity_in_pixels_of_the_picture():
@@ -85,7 +132,7 @@ def test_each_cell_has_its_own_velocity_in_pixels_of_the_picture():
     layout = find_motion(frames, fixed_layout(256, 128, 2, 1, 0), 128)
     assert layout.velocities == ((2 * STEPS, 0), (0, 0))
     small = find_motion(moving((3, -1.5), 256), fixed_layout(256, 256, 1, 1, 0), 128)
-    assert np.abs(small.velocity(0) - (3, -1.5)).max() <= 0.26
+    assert np.abs(np.diff(small.path(0, np.arange(8), 8), axis=0) - (3, -1.5)).max() <= 0.26
     # Also where a cell covers a little more than its own number of pixels.
     found = find_motion(moving((5, -2.25), 256), plan_layout(256, 256, 128), 128)
     assert np.abs(np.array(found.velocities) - (40, -18)).max() <= 2
@@ -107,6 +154,10 @@ def test_a_cell_cut_along_its_path_stands_still():
     )  # beyond the picture its edge is repeated
     plain = cut_row(frames, replace(layout, velocities=()), 0, 128)
     assert np.array_equal(still, plain[0])
+    shaken = textures(np.outer(offsets(8), (2, -0.75)) + np.array(SHAKE) / PARTS, 256)
+    assert np.abs(cut_row(shaken, layout, 0, 128)[1] - cut_row(shaken, layout, 0, 128)[1, 4]).max() > 0.05
+    steady = cut_row(shaken, replace(layout, shakes=((1, SHAKE),)), 0, 128)[1, :, :, 8:-8, 8:-24]
+    assert np.abs(steady - steady[4]).max() < 0.02
 
 
 @pytest.fixture(scope="module")
@@ -119,13 +170,14 @@ def tokens_of(layout: Layout) -> np.ndarray:
 
 
 VELOCITIES = ((4, -2), (0, 0), (13, 5), (-40, 24), (3, 0), (0, -8))
+SHAKES = ((0, SHAKE), (1, SHAKE[::-1]), (4, ((0, 0),) * 7 + ((1, 0),)))
 
 
 @pytest.mark.parametrize("view", [{}, {"crop": (7, 5, 50, 40)}, {"size": (55, 41)}], ids=["whole", "crop", "scaled"])
 @pytest.mark.parametrize("engine", ["separable", "reference"])
 def test_a_moving_cell_is_asked_along_its_path(decoder, view, engine):
     """Against single points, whose path is written out in `query_points`, and that against the decoder itself."""
-    layout = replace(fixed_layout(90, 62, 3, 2, 4), velocities=VELOCITIES)
+    layout = replace(fixed_layout(90, 62, 3, 2, 4), velocities=VELOCITIES, shakes=SHAKES)
     tokens = tokens_of(layout)
     asked = make_view(90, 62, **view)
     frames = decode_clip(decoder, tokens, layout, asked, MOMENTS, EngineOptions(engine=engine))
@@ -144,6 +196,16 @@ def test_a_points_path_is_its_cells(decoder):
     y = (7 + 0.5 * (6 - 3.5) + far_y) / (29 + 2 * far_y)
     expected = decoder(torch.from_numpy(tokens), torch.tensor([[x, y, 0.75]]))[0]
     np.testing.assert_allclose(point, expected.numpy(), atol=1e-4)
+
+
+def test_a_point_shakes_with_its_cell(decoder):
+    layout = replace(fixed_layout(40, 30, 1, 1, 0), shakes=((0, SHAKE),))
+    tokens, times = tokens_of(layout), np.array([6.0, 2.25, 9.0])  # at a frame, between two, and beyond the last
+    points = query_points(decoder, tokens, layout, np.full(3, 11.0), np.full(3, 7.0), times / 8)
+    for point, time, dx, dy in zip(points, times, (0.75, 0.8125, -0.5), (0.25, -0.75, 0), strict=True):
+        x, y = (11 - dx + 1.25) / (39 + 2.5), (7 - dy + 1) / (29 + 2)
+        expected = decoder(torch.from_numpy(tokens), torch.tensor([[x, y, time / 8]], dtype=torch.float32))[0, 0]
+        np.testing.assert_allclose(point, expected.numpy(), atol=1e-4)
 
 
 def test_any_moments_between_frames(decoder):
@@ -182,7 +244,7 @@ def test_grids_are_never_much_larger_than_what_is_asked(velocity, width, height,
 
 
 def test_reach_is_half_of_the_way():
-    assert reach(np.array([2.0, -1.0]), 8).tolist() == [7.0, 3.5]
+    assert reach(np.outer(offsets(8), (2.0, -1.0))).tolist() == [7.0, 3.5]
     assert offsets(4).tolist() == [-1.5, -0.5, 0.5, 1.5]
 
 
@@ -226,8 +288,8 @@ HEADER = Header(
 )  # fmt: skip
 
 
-def payload(*velocities: tuple[int, int]) -> bytes:
-    return records.clip_bytes(ClipRecord(0, 0, (0, 1), 1, b"bank", velocities), 1)
+def payload(*velocities: tuple[int, int], shakes: tuple = ()) -> bytes:
+    return records.clip_bytes(ClipRecord(0, 0, (0, 1), 1, b"bank", velocities, shakes), 1)
 
 
 @given(*[st.tuples(*[st.integers(-records.MAX_VELOCITY, records.MAX_VELOCITY)] * 2)] * 2)
@@ -252,7 +314,38 @@ def test_velocities_that_are_cut_short_or_announced_with_reserved_bits_are_refus
     with pytest.raises(FormatError, match="CLIP"):
         records.read_clip(data[:8], HEADER, DEFAULT_LIMITS)
     with pytest.raises(FormatError, match="reserved"):
-        records.read_clip(data[:3] + bytes((data[3] | 8,)) + data[4:], HEADER, DEFAULT_LIMITS)
+        records.read_clip(data[:3] + bytes((data[3] | 16,)) + data[4:], HEADER, DEFAULT_LIMITS)
+
+
+STEP = st.tuples(*[st.integers(-8, 7)] * 2)
+TWO_FRAMES = st.tuples(STEP, STEP).filter(lambda shake: shake != ((0, 0), (0, 0)))
+
+
+@given(st.dictionaries(st.integers(0, 1), TWO_FRAMES, min_size=1), st.booleans())
+def test_shakes_are_stored_exactly_in_a_byte_a_frame(shaking, moves):
+    velocities, shakes = ((0, -3), (900, 1)) if moves else (), tuple(sorted(shaking.items()))
+    data = payload(*velocities, shakes=shakes)
+    clip = records.read_clip(data, HEADER, DEFAULT_LIMITS)
+    assert (clip.velocities, clip.shakes, clip.bank) == (velocities, shakes, b"bank")
+    assert len(data) - len(payload(*velocities)) == 1 + 3 * len(shakes)
+
+
+def test_shakes_have_one_way_to_be_stored():
+    data = payload(shakes=((1, ((1, 2), (-3, 4))),))
+    at = data.index(b"bank") - 4
+    assert data[at:-4] == bytes((1, 1, 0x21, 0x4D))
+    wrongs = {
+        (0, 1, 0x21, 0x4D): "number of cells that shake",
+        (3, 1, 0x21, 0x4D): "number of cells that shake",
+        (1, 2, 0x21, 0x4D): "a cell that shakes",
+        (2, 1, 0x21, 0x4D): "a cell that shakes",
+        (1, 1, 0, 0): "cell 1 shakes, but",
+    }
+    for wrong, says in wrongs.items():
+        with pytest.raises(FormatError, match=says):
+            records.read_clip(data[:at] + bytes(wrong) + b"bank", HEADER, DEFAULT_LIMITS)
+    with pytest.raises(FormatError, match="CLIP"):
+        records.read_clip(data[: at + 3], HEADER, DEFAULT_LIMITS)
 
 
 def test_the_summary_counts_what_moves(checkpoint):
@@ -263,4 +356,10 @@ def test_the_summary_counts_what_moves(checkpoint):
     facts = summary(io.BytesIO(file.getvalue()))
     assert facts["cells"]["moving_share"] == 0.5  # the second clip is one frame, repeated
     assert facts["bytes"]["motion"] >= 2 * 6
+    file = io.BytesIO()
+    shaken = textures(np.array(SHAKE) / PARTS, 96, 64)
+    encode_video(info, [Frame(i, 1, picture) for i, picture in enumerate(shaken)], file, checkpoint, EncodeOptions())
+    facts = summary(io.BytesIO(file.getvalue()))
+    assert facts["cells"]["moving_share"] > 0.5
+    assert facts["bytes"]["motion"] > 4 * 8
     assert sum(facts["bytes"].values()) == len(file.getvalue())

@@ -24,6 +24,7 @@ from coanerv_codec.quantizer import quantize
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAST = records.MAX_VELOCITY
+SHAKE = ((0, 0), (7, -8))  # in two frames
 CALM = ((0, 0), (1, 0), (-8, 5), (0, 0))  # velocities of four cells
 WATCHED = ("byte", "float32", "varint", "signed", "blob", "text", "fraction")
 
@@ -142,8 +143,9 @@ def write(
     smooth: bool = False,
     hints: Hints = NO_HINTS,
     moving: tuple[tuple[tuple[int, int], ...], ...] = (),
+    shaking: tuple[tuple[tuple[int, records.Shake], ...], ...] = (),
 ) -> bytes:
-    """A whole file with random tokens; clip i has the velocities moving[i], others none."""
+    """A whole file with random tokens; clip i has the velocities moving[i] and the shakes shaking[i], others none."""
     file, rng = io.BytesIO(), np.random.default_rng(clips)
     writer = Writer(file, head)
     if sound:
@@ -172,7 +174,8 @@ def write(
         symbols, z, s = quantize(tokens.astype(np.float32), bits)
         times = [at + (3 * i + i % 2 if uneven else i) for i in range(head.frames_per_clip)]
         velocities = moving[number] if number < len(moving) else ()
-        writer.clip(times, 1, encode_bank(symbols, bits, z, s, coder, hints), velocities)
+        shakes = shaking[number] if number < len(shaking) else ()
+        writer.clip(times, 1, encode_bank(symbols, bits, z, s, coder, hints), velocities, shakes)
         at = times[-1] + 1
     writer.finish()
     return file.getvalue()
@@ -201,6 +204,13 @@ def format_seeds() -> list[Seed]:
             coder=CONTEXTS,
             moving=(CALM, (), (*CALM[1:], (-FAST, FAST))),
         ),
+        "shaking": write(header(), 2, moving=(((3, -2),),), shaking=(((0, SHAKE),), ((0, SHAKE),))),
+        "shaking-cells": write(
+            header(columns=2, rows=2, overlap=2),
+            2,
+            coder=CONTEXTS,
+            shaking=(((1, SHAKE), (3, SHAKE[::-1])), ((0, SHAKE),)),
+        ),
         "moving-huffman": write(header(frame_duration=0), 1, uneven=True, moving=(((0, 1),),)),
     }
     golden = {path.stem: path.read_bytes() for path in sorted(GOLDEN.glob("*.coa"))}
@@ -211,6 +221,7 @@ def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
     """Files that a checkpoint (its name and decoder hash) decodes, of pictures of a few pixels."""
     shape = {"frames_per_clip": config.frames, "tokens": config.tokens, "token_dim": config.token_dim}
     common = shape | {"checkpoint": identity[0], "checkpoint_sha256": identity[1], "cell_size": config.cell}
+    shake = SHAKE * (config.frames // len(SHAKE)) + SHAKE[: config.frames % len(SHAKE)]
     made = {
         "picture": write(header(**common, width=6, height=4, chroma="420"), 1),
         "picture-sound": write(header(**common, width=4, height=4, chroma="444", rotation=90), 2, sound=True, bits=6),
@@ -221,6 +232,8 @@ def picture_seeds(identity: tuple[str, bytes], config) -> list[Seed]:
                                 moving=(((3, -2),), ((FAST, -FAST),))),
         "picture-moving-cells": write(header(**common, width=16, height=12, columns=2, rows=2, overlap=2), 2, sound=True,
                                       coder=CONTEXTS, moving=(CALM, (*CALM[1:], (-FAST, FAST)))),
+        "picture-shaking": write(header(**common, width=20, height=9, columns=2, overlap=2), 2, coder=CONTEXTS,
+                                 moving=(((3, -2), (0, 0)),), shaking=(((0, shake),), ((0, shake), (1, shake[::-1])))),
         "picture-moving-pixel": write(header(**common, width=1, height=1), 1, moving=(((FAST, 1),),)),
     }  # fmt: skip
     return [cut(name, data) for name, data in made.items()]

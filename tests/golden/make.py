@@ -122,18 +122,33 @@ def moving_5bit(file: io.BytesIO) -> None:
     writer.finish()
 
 
+def shaking_5bit(file: io.BytesIO) -> None:
+    """Cells that shake: one of them also moves, in the second clip none does."""
+    head = header(width=120, height=60, columns=2, overlap=4, frame_duration=1, time_base=Fraction(1, 25))
+    writer = Writer(file, head)
+    shake = ((0, 2), (-3, 1), (4, -4), (1, 0), (-5, 3), (7, -8), (3, 1), (-2, 0))
+    for clip, (velocities, shakes) in enumerate(
+        ((((-6, 8), (0, 0)), ((1, shake),)), ((), ((0, shake), (1, shake[::-1]))))
+    ):
+        symbols, z, s = quantize(tokens(head.bank_shape, clip), 5)
+        times = range(8 * clip, 8 * clip + 8)
+        writer.clip(times, 1, encode_bank(symbols, 5, z, s, CONTEXTS), velocities, shakes)
+    writer.finish()
+
+
 GOLDEN = {
     "v1.0-fit-6bit": fit_6bit,
     "v1.0-cells-vfr-audio-8bit": cells_vfr_audio,
     "v1.0-flat-2bit": flat_2bit,
     "v1.0-contexts-6bit": contexts_6bit,
     "v1.0-moving-5bit": moving_5bit,
+    "v1.0-shaking-5bit": shaking_5bit,
 }
 
 
 def plain(record) -> dict[str, str]:
-    """A record's fields as text, but for the bank, and for the velocities of cells that stand still."""
-    left_out = {"bank"} | ({"velocities"} if not getattr(record, "velocities", True) else set())
+    """A record's fields as text, but for the bank, and for the motion of cells that stand still."""
+    left_out = {"bank"} | {name for name in ("velocities", "shakes") if not getattr(record, name, True)}
     values = ((name, value) for name, value in vars(record).items() if name not in left_out)
     return {name: value.hex() if isinstance(value, bytes) else str(value) for name, value in values}
 
