@@ -23,7 +23,7 @@ from coanerv_codec.decoding import (
 )
 from coanerv_codec.device import pick_device
 from coanerv_codec.encoding import EncodeOptions, encode_video
-from coanerv_codec.errors import InputError
+from coanerv_codec.errors import FormatError, InputError
 from coanerv_codec.fade import mix_points, shares
 from coanerv_codec.files import encode_file
 from coanerv_codec.moments import Timing, meet
@@ -180,26 +180,34 @@ class CoaFile:
 
     def _query_clip(self, number: int, x: np.ndarray, y: np.ndarray, ticks: np.ndarray) -> np.ndarray:
         """Ask points [Q] of a clip at times in ticks, cross-faded with the clips beside it: [Q,3]."""
-        near = range(max(0, number - 1), min(number + 2, len(self.reader.index())))
-        clips = {i: self.reader.clip(i) for i in near}
-        clip, frames = clips[number], self.header.frames_per_clip
-        fades = [meet(clips[i], clips.get(i + 1), self.header) if i in clips else False for i in (number - 1, number)]
-        times = [*clip.pts, clips[number + 1].pts[0]] if fades[1] else clip.pts
+        clip, frames, decoder = self.reader.clip(number), self.header.frames_per_clip, self.checkpoint.model.decoder
+        before = self._neighbour(number - 1) if ticks.min() < (clip.pts[1] if len(clip.pts) > 1 else np.inf) else None
+        after = self._neighbour(number + 1) if len(clip.pts) == frames > 1 and ticks.max() > clip.pts[-2] else None
+        before = before if before and meet(before[0], clip, self.header) else None
+        after = after if after and meet(clip, after[0], self.header) else None
+        times = [*clip.pts, after[0].pts[0]] if after else clip.pts
         place = np.interp(ticks, times, np.arange(len(times)))
 
-        def ask(i: int, some: np.ndarray, place: np.ndarray) -> np.ndarray:
-            """The points `some` as clip i shows them at places of its own."""
-            tokens, layout = clip_tokens(clips[i], self.header), layout_of(self.header, clips[i])
-            return query_points(self.checkpoint.model.decoder, tokens, layout, x[some], y[some], place / frames)
+        def ask(record: ClipRecord, tokens: np.ndarray, some: np.ndarray, place: np.ndarray) -> np.ndarray:
+            """The points `some` as a clip shows them at places of its own."""
+            return query_points(decoder, tokens, layout_of(self.header, record), x[some], y[some], place / frames)
 
-        out = ask(number, np.arange(len(place)), place)
-        for i, share, shift, faded in zip(
-            (number - 1, number + 1), shares(place, frames), (frames, -frames), fades, strict=True
-        ):
+        out = ask(clip, clip_tokens(clip, self.header), np.arange(len(place)), place)
+        for other, share, shift in zip((before, after), shares(place, frames), (frames, -frames), strict=True):
             some = np.flatnonzero(share)
-            if faded and len(some):
-                out[some] = mix_points(out[some], ask(i, some, place[some] + shift), share[some])
+            if other and len(some):
+                out[some] = mix_points(out[some], ask(*other, some, place[some] + shift), share[some])
         return out
+
+    def _neighbour(self, number: int) -> tuple[ClipRecord, np.ndarray] | None:
+        """Return a clip and its tokens; None if there is none or it is damaged."""
+        if not 0 <= number < len(self):
+            return None
+        try:
+            clip = self.reader.clip(number)
+            return clip, clip_tokens(clip, self.header)
+        except FormatError:  # its own points will say so
+            return None
 
 
 def _load(checkpoint: str | Path | None, wanted: str | None, device: str) -> Checkpoint:

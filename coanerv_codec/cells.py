@@ -119,13 +119,13 @@ class Layout:
     """The cells of a picture: columns along x, rows along y; cell number = row * columns + column.
 
     In a clip where something moves, each cell has a velocity (vx, vy) in 1/STEPS pixel per frame, and those that
-    shake are listed by number, with how far they are from there in each frame, (x, y) in 1/PARTS pixel (`motion.py`).
+    shake are listed by number, with how far they are from there in each frame, (x, y) in 1/PARTS pixel, packed (`motion.py`).
     """
 
     x: Axis
     y: Axis
     velocities: tuple[tuple[int, int], ...] = ()
-    shakes: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+    shakes: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def cells(self) -> int:
@@ -141,7 +141,7 @@ class Layout:
         at = bisect_left(self.shakes, (number,))
         if at == len(self.shakes) or self.shakes[at][0] != number:
             return None
-        return np.array(self.shakes[at][1]) / PARTS
+        return unpack_shake(self.shakes[at][1]) / PARTS
 
     def path(self, number: int, time: np.ndarray, frames: int) -> np.ndarray:
         """Return how far a cell is from where it stands: times [T] in frames of a clip of `frames` -> pixels float64 [T,2]."""
@@ -154,6 +154,18 @@ class Layout:
     def reach(self, number: int, frames: int) -> np.ndarray:
         """Return how far a cell moves at most along x and y in a clip of `frames`: pixels [2]."""
         return reach(self.path(number, np.arange(frames), frames))
+
+
+def pack_shake(steps: np.ndarray) -> bytes:
+    """Steps (x, y) of a shake [F,2], whole numbers from -8 to 7 -> a byte per frame, x in its low half."""
+    x, y = steps.T & 15
+    return (x | y << 4).astype(np.uint8).tobytes()
+
+
+def unpack_shake(shake: bytes) -> np.ndarray:
+    """Undo `pack_shake`: [F,2]."""
+    both = np.frombuffer(shake, np.uint8).astype(int)[:, None] >> (0, 4) & 15
+    return both - 2 * (both & 8)
 
 
 def plan_layout(width: int, height: int, cell: int, overlap: int = DEFAULT_OVERLAP) -> Layout:
@@ -215,9 +227,9 @@ def find_motion(frames: np.ndarray, layout: Layout, side: int) -> Layout:
             (vx, vy), shake = find_half_path(luma)
             # To the steps of the search again: what lies between them would be decoded frame by frame.
             velocities.append((FINEST * round(vx * pitch_x / FINEST), FINEST * round(vy * pitch_y / FINEST)))
-            steps = np.rint(shake * (pitch_x, pitch_y)).clip(-MOST_SHAKE, MOST_SHAKE).astype(int)
-            if steps.any():
-                shakes.append((len(velocities) - 1, tuple(map(tuple, steps.tolist()))))
+            steps = np.rint(shake * (pitch_x, pitch_y)).astype(int)
+            if steps.any() and np.abs(steps).max() <= MOST_SHAKE:
+                shakes.append((len(velocities) - 1, pack_shake(steps)))
     return replace(
         layout,
         velocities=tuple(velocities) if any(map(any, velocities)) else (),

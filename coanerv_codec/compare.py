@@ -39,6 +39,10 @@ class Rival:
     qualities: tuple[int, ...]
     key_frames: bool = False  # one at the beginning of each of our clips, so that it can be entered where ours can
 
+    def alone(self, frames: int) -> dict[str, str]:
+        """Return the options for a key frame every so many frames, and no others."""
+        return {"g": str(frames), "sc_threshold": "0"}
+
 
 _X264 = Rival("libx264", {"preset": "medium"}, (20, 24, 28, 32, 36, 40))
 # Presets that people use for files, and what is left of x264's lead where pictures far apart may not be predicted either.
@@ -106,9 +110,9 @@ def _runs(
     for name, rival in OTHERS.items():
         if rival.encoder not in av.codecs_available:
             raise InputError(f"this build of PyAV has no {rival.encoder} to compare with; install the one from PyPI")
-        options = {"g": str(checkpoint.model.config.frames)} if rival.key_frames else {}
+        options = rival.options | (rival.alone(checkpoint.model.config.frames) if rival.key_frames else {})
         for crf in rival.qualities:
-            settings = {**rival.options, **options, "crf": str(crf)}
+            settings = {**options, "crf": str(crf)}
             yield name, f"crf {crf}", lambda e=rival.encoder, s=settings: _code_other(e, s, info, pictures)
 
 

@@ -126,7 +126,7 @@ class Writer:
         last_duration: int,
         bank: bytes,
         velocities: tuple[tuple[int, int], ...] = (),
-        shakes: tuple[tuple[int, records.Shake], ...] = (),
+        shakes: tuple[tuple[int, bytes], ...] = (),
     ) -> None:
         """Write the next clip: strictly increasing timestamps of its 1 to F frames, its coded bank, how its cells move."""
         clip = ClipRecord(self._clips, self._frames, tuple(pts), last_duration, bank, velocities, shakes)

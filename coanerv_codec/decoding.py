@@ -26,7 +26,7 @@ from coanerv_codec.records import ClipRecord, Header, Limits
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How pixels are computed; none of it changes the picture by more than one code value."""
+    """How pixels are computed; docs/format.md says how little that changes a picture."""
 
     engine: str = "separable"
     tile: int = 64
@@ -158,10 +158,11 @@ def _together(layout: Layout, number: int, frames: int, x: Share, y: Share, t: n
     axes, shares, reaches = (layout.x, layout.y), (x, y), layout.reach(number, frames)
     shifts = layout.path(number, t * np.float64(frames), frames)  # [T,2], pixels
     groups: dict[tuple[int, ...], list[int]] = {}
+    at_once = not layout.moves(number)
     lattice = all((np.diff(share.positions) == 1).all() for share in shares)
     for moment, shift in enumerate(shifts):
         phase = (moment,)
-        if lattice or not layout.moves(number):
+        if lattice or at_once:
             # Not those that are far apart, so that a grid is never much larger than what is asked.
             far = (shift - shifts.min(0)) // [max(len(share.positions) // 4, 8) for share in shares]
             phase = (*np.rint(shift * 1024).astype(int) % 1024, *far)
@@ -193,7 +194,7 @@ def decode_clip(
     t: np.ndarray,
     options: EngineOptions = EngineOptions(),
 ) -> np.ndarray:
-    """Tokens [cells,N,d] of a clip, moments t [T] in [0,1) -> frames [T,3,H',W'] uint8.
+    """Tokens [cells,N,d] of a clip, moments t [T] (0 is the first frame, (F - 1) / F the last) -> frames [T,3,H',W'] uint8.
 
     Works through rows of cells; besides the frames only one such row is in memory as floating point. Where cells are so
     large that this is too much (`--fit` at 4K), the picture is decoded in parts.
@@ -242,7 +243,7 @@ def _decode_view(
 def query_points(
     decoder: AnyDecoder, tokens: np.ndarray, layout: Layout, x: np.ndarray, y: np.ndarray, t: np.ndarray
 ) -> np.ndarray:
-    """Evaluate single points of a clip: x, y in source pixels and t in [0,1), each [Q] -> YUV [Q,3] float32."""
+    """Evaluate single points of a clip: x, y in source pixels and t as in `decode_clip`, each [Q] -> YUV [Q,3] float32."""
     device = decoder.base.device
     out = np.zeros((len(x), 3), np.float32)
     frames = decoder.config.frames

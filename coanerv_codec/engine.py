@@ -21,24 +21,23 @@ LARGEST_TILE = 4096
 
 
 def tile_within(config: Config, engine: str, budget: int) -> int:
-    """Return the largest tile whose working memory is within `budget` bytes: tile^2 queries for F frames."""
+    """Return the largest tile whose working memory is within `budget` bytes: tile^2 positions at the moments of a clip."""
+    moments = config.frames + 2  # one beyond each end, to cross-fade clips
     n, heads, inner = config.tokens, config.decoder_heads, config.decoder_heads * config.decoder_head_dim
     if engine == "separable" and config.carriers:
         # Per pixel: the carriers, and the layers' sums per harmonic; per query: the layers. Where a tile has few rows, its
         # memory is that of the sums along x.
-        floats = config.carriers * (1 + heads * config.grid[1]) + 2 * config.frames * (config.mlp_hidden + 3)
+        floats = config.carriers * (1 + heads * config.grid[1]) + 2 * moments * (config.mlp_hidden + 3)
     elif engine == "separable" and config.retrieval == "temperature":
         # Per pixel: the factors of all heads and tokens; per query: a head's product, the sum, a layer's output, 1/den.
-        floats = heads * n + config.frames * (3 * (config.mlp_hidden + 1) + heads)
+        floats = heads * n + moments * (3 * (config.mlp_hidden + 1) + heads)
     elif config.carriers:
         # Per query: the weights of all heads and tokens, carriers and waves, the MLP; gamma of both axes in double precision.
-        floats = config.frames * (
-            heads * n + 4 * config.carriers + 2 * config.mlp_hidden + 8 * config.spatial_frequencies
-        )
+        floats = moments * (heads * n + 4 * config.carriers + 2 * config.mlp_hidden + 8 * config.spatial_frequencies)
     else:
         # Per query: gamma, the query, the attended feature twice, the MLP; LAL also keeps the attention itself, twice.
         attention = 2 * heads * n if config.retrieval == "lal" else 0
-        floats = config.frames * (config.gamma_dim + 3 * inner + 2 * config.mlp_hidden + attention)
+        floats = moments * (config.gamma_dim + 3 * inner + 2 * config.mlp_hidden + attention)
     least = 4 * floats
     tile = math.isqrt(budget // least)
     if tile < 1:

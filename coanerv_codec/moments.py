@@ -43,8 +43,8 @@ class Moment:
 def meet(clip: ClipRecord, following: ClipRecord | None, header: Header, timing: Timing = Timing()) -> bool:
     """Tell whether a clip is cross-faded with the one that follows in the file.
 
-    Not across what is lost, nor behind a clip that was cut short; and not at rates so high that the pictures of one clip that
-    wait for those of the other would fill the memory.
+    Not across what is lost, nor behind a clip that was cut short; and not at rates at which more pictures than a clip's would
+    have to wait.
     """
     frames = header.frames_per_clip
     if following is None or following.number != clip.number + 1 or len(clip.pts) < max(frames, LEAST):
@@ -52,7 +52,7 @@ def meet(clip: ClipRecord, following: ClipRecord | None, header: Header, timing:
     if timing.rate is None:
         return True
     second = following.pts[1] if len(following.pts) > 1 else following.pts[0] + following.last_duration
-    return (second - clip.pts[-2]) * header.time_base * timing.rate <= 2 * frames
+    return (second - clip.pts[-2]) * header.time_base * timing.rate <= frames
 
 
 def clip_moments(
@@ -78,7 +78,7 @@ def clip_moments(
             raise FormatError(f"{lost} frames are lost, more than {limits.concealed} to make up for (limit concealed)")
         times = [*clip.pts, *(last + gap * k // (lost + 1) for k in range(1, lost + 1)), end]
         for i, (pts, until) in enumerate(pairwise(times)):
-            if until > begin and (stop is None or pts < stop):
+            if (until > begin or pts >= begin) and (stop is None or pts < stop):
                 yield Moment(pts - floor(shift), until - pts, min(i, len(clip.pts) - 1))
         return
     tick = 1 / (timing.rate * header.time_base)  # source ticks per output frame

@@ -1,5 +1,6 @@
 """Playing a file: clips -> frames in order, cross-faded where clips meet, with the packets of other streams between them."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
@@ -36,43 +37,61 @@ class Player:
         self.header, self.decoder, self.view = header, checkpoint.model.decoder, view
         self.timing, self.options, self.limits = timing, options, limits
         self.origin: int | None = None  # pts of the first frame
-        self._waiting: list[tuple[Moment, np.ndarray]] = []  # the end of the clip before, until this one is decoded
-        self._ahead: dict[float, np.ndarray] = {}  # by place in this clip: what the clip before shows there
+        self._next = 0  # the number of the clip that what is held back is for
+        self._waiting: deque[tuple[Moment, np.ndarray]] = (
+            deque()
+        )  # the end of the clip before, until that one is decoded
+        self._ahead: dict[float, np.ndarray] = {}  # by place in that clip: what the one before shows there
 
     def play(self, clip: ClipRecord, following: ClipRecord | None) -> Iterator[Frame]:
         """Decode a clip whose next is `following`; where the two are cross-faded, its end is held back until that is played."""
+        if clip.number != self._next:
+            yield from self.flush()
         self.origin = clip.pts[0] if self.origin is None else self.origin
-        frames = self.header.frames_per_clip
-        faded = meet(clip, following, self.header, self.timing)
-        moments = self._moments(clip, following, faded)
-        beginning = self._beginning(following) if faded else []
-        (waiting, ahead), (self._waiting, self._ahead) = (self._waiting, self._ahead), ([], {})
-        some = list(islice(moments, frames))  # a clip's worth at a time: a high frame rate may ask for any number
-        if not (waiting or some or beginning):
-            return
+        frames, waiting, ahead = self.header.frames_per_clip, self._waiting, self._ahead
+        self._next, self._waiting, self._ahead = clip.number + 1, deque(), {}
         try:
-            tokens = clip_tokens(clip, self.header)
+            faded, tokens = meet(clip, following, self.header, self.timing), None
+            asked = self._asked(clip, following, faded, list(waiting))
+            # A clip's worth at a time, and a frame beyond each end: a high frame rate may ask for any number.
+            while batch := list(islice(asked, frames + 2)):
+                tokens = clip_tokens(clip, self.header) if tokens is None else tokens
+                pictures = self._decode(clip, tokens, [place for place, _, _ in batch])
+                for (place, m, beginning), picture in zip(batch, pictures, strict=True):
+                    before, after = map(float, shares(place, frames))
+                    if beginning is not None:
+                        self._ahead[beginning] = picture.copy()  # a part of an array keeps all of it in memory
+                    elif m is None:
+                        m, own = waiting.popleft()
+                        yield Frame(m.pts, m.duration, mix(own, picture, float(shares(m.place, frames)[1])))
+                    else:
+                        if before and place in ahead:
+                            picture = mix(picture, ahead[place], before)
+                        if after and faded:
+                            self._waiting.append((m, picture.copy()))
+                        else:
+                            yield Frame(m.pts, m.duration, picture)
         except CoanervError:
-            yield from (Frame(m.pts, m.duration, picture) for m, picture in waiting)
+            yield from _alone(waiting)
             raise
-        before, after = [m.place - frames for m, _ in waiting], [place + frames for place in beginning]
-        pictures = self._decode(clip, tokens, [*before, *(m.place for m in some), *after])
-        for (m, picture), other in zip(waiting, pictures, strict=False):
-            yield Frame(m.pts, m.duration, mix(picture, other, float(shares(m.place, frames)[1])))
-        pictures = pictures[len(waiting) :]
-        # Copies, since parts of an array keep all of it in memory.
-        self._ahead = {place: p.copy() for place, p in zip(beginning, pictures[len(some) :], strict=True)}
-        while some:
-            for m, picture in zip(some, pictures, strict=False):
-                share_before, share_after = shares(m.place, frames)
-                if share_before and m.place in ahead:
-                    picture = mix(picture, ahead[m.place], float(share_before))
-                if share_after and faded:
-                    self._waiting.append((m, picture.copy()))
-                else:
-                    yield Frame(m.pts, m.duration, picture)
-            if some := list(islice(moments, frames)):
-                pictures = self._decode(clip, tokens, [m.place for m in some])
+
+    def _asked(
+        self, clip: ClipRecord, following: ClipRecord | None, faded: bool, waiting: list[tuple[Moment, np.ndarray]]
+    ) -> Iterator[tuple[float, Moment | None, float | None]]:
+        """Yield the places at which a clip is asked: for frames of the one before that wait, for its own, for the next one's.
+
+        With them come the frame of its own that it is for, or the place in the next clip.
+        """
+        frames = self.header.frames_per_clip
+        yield from ((m.place - frames, None, None) for m, _ in waiting)
+        yield from ((m.place, m, None) for m in self._moments(clip, following, faded))
+        if faded:
+            yield from ((place + frames, None, place) for place in self._beginning(following))
+
+    def flush(self) -> Iterator[Frame]:
+        """Yield what is held back as its own clip has it: the next one will not be played."""
+        waiting, self._waiting, self._ahead = self._waiting, deque(), {}
+        yield from _alone(waiting)
 
     def _moments(self, clip: ClipRecord, following: ClipRecord | None, faded: bool) -> Iterator[Moment]:
         """Yield the frames that a clip is shown in."""
@@ -91,6 +110,12 @@ class Player:
         """Decode a clip at some places: [n,3,H',W'] uint8."""
         t = np.array(places, np.float64) / self.header.frames_per_clip
         return decode_clip(self.decoder, tokens, layout_of(self.header, clip), self.view, t, self.options)
+
+
+def _alone(waiting: deque[tuple[Moment, np.ndarray]]) -> Iterator[Frame]:
+    while waiting:
+        m, picture = waiting.popleft()
+        yield Frame(m.pts, m.duration, picture)
 
 
 def decode_items(

@@ -21,7 +21,6 @@ MAX_VELOCITY = 2**16  # of a cell, in 1/8 pixel per frame
 KEY, CORRUPT, DISCARD, DISPOSABLE = 1, 2, 4, 8  # packet flags
 
 Pairs = tuple[tuple[str, str], ...]
-Shake = tuple[tuple[int, int], ...]  # in each of F frames, (x, y) from -8 to 7 in 1/4 pixel
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,13 @@ class Header:
 
     @property
     def clip_memory(self) -> int:
-        """Bytes that decoding a clip takes: its pictures twice (parts, then joined), 16 for each symbol, 400 for each token.
+        """Bytes that decoding a clip takes: 7 for each pixel of its pictures, 16 for each symbol, 400 for each token.
 
-        Coder 2 takes at most 10 for each symbol, and 200 for each token; as many again for orders of tokens it remembers.
+        Beside those that are decoded, pictures wait for the clip before or after to be cross-faded. Coder 2 takes at most 10
+        for each symbol, and 200 for each token; as many again for orders of tokens it remembers.
         """
         cells, tokens, _ = self.bank_shape
-        pictures = 6 * self.frames_per_clip * self.width * self.height
+        pictures = 7 * self.frames_per_clip * self.width * self.height
         return pictures + 16 * math.prod(self.bank_shape) + 400 * cells * tokens
 
 
@@ -107,7 +107,7 @@ class ClipRecord:
     last_duration: int
     bank: bytes = field(repr=False)
     velocities: tuple[tuple[int, int], ...] = ()  # of each cell, (vx, vy) in 1/8 pixel per frame; () if none has one
-    shakes: tuple[tuple[int, Shake], ...] = ()  # the cells that shake, by number
+    shakes: tuple[tuple[int, bytes], ...] = ()  # the cells that shake, by number, with a byte per frame (`cells.py`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ def motion_bytes(clip: ClipRecord) -> bytes:
     velocities = b"".join(signed(part) for velocity in clip.velocities for part in velocity)
     parts, after = [varint(len(clip.shakes))] if clip.shakes else [], 0
     for cell, shake in clip.shakes:
-        parts += [varint(cell - after), bytes(x & 15 | (y & 15) << 4 for x, y in shake)]
+        parts += [varint(cell - after), shake]
         after = cell + 1
     return velocities + b"".join(parts)
 
@@ -305,20 +305,15 @@ def _velocity(read: Fields) -> int:
     return value
 
 
-def _shakes(read: Fields, header: Header) -> Iterator[tuple[int, Shake]]:
+def _shakes(read: Fields, header: Header) -> Iterator[tuple[int, bytes]]:
     cells, after = header.columns * header.rows, 0
     for _ in range(_positive(read, cells, "the number of cells that shake")):
         cell = after + read.varint(cells - 1 - after, "a cell that shakes")
-        raw = read.take(header.frames_per_clip)
-        if not any(raw):
+        shake = read.take(header.frames_per_clip)
+        if not any(shake):
             raise read.error(f"it says that cell {cell} shakes, but it does not")
-        yield cell, tuple((_nibble(byte), _nibble(byte >> 4)) for byte in raw)
+        yield cell, shake
         after = cell + 1
-
-
-def _nibble(byte: int) -> int:
-    """The low nibble of a byte, signed."""
-    return (byte & 7) - (byte & 8)
 
 
 def stream_bytes(stream: StreamInfo) -> bytes:

@@ -23,7 +23,6 @@ from coanerv_codec.model import AnyDecoder
 from coanerv_codec.reference import decode_block
 
 SMALLEST = 64  # queries; a block that fails and is no larger goes to the reference engine
-FRAMES = 8  # per pass: enough to share the per-pixel factors, and keeps the value table small
 SIDE = 512  # pixels along a side of a block, which bounds the tables
 
 
@@ -43,7 +42,7 @@ def decode_separable(
     planes = []
     for x, y, t in grids:
         out = tokens.new_empty(len(t), 3, len(y), len(x))
-        for part in _split(len(x), min(pixels, SIDE), len(y), SIDE, len(t), FRAMES):
+        for part in _split(len(x), min(pixels, SIDE), len(y), SIDE, len(t), _kernel(decoder).FRAMES):
             _decode_part(decoder, cell, x, y, t, part, out, pixels)
         planes.append(out)
     return planes

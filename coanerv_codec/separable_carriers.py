@@ -30,6 +30,7 @@ from coanerv_codec.carriers import CarrierDecoder
 # Attention below this becomes zero: the weights of a pixel add up to one, so it is lost in float32's rounding of the sum.
 TINY = 1e-12
 FEW = 2  # frames for which the painting layers are multiplied by the factors in time
+FRAMES = 16  # per pass: more than a clip and what is asked beyond its ends, so that attention is evaluated once for all
 CPU_PASS = 2048  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
 
 
@@ -156,7 +157,7 @@ def _paint(painter: Painter, flat: Tensor, m: Tensor, g: Tensor, z: Tensor, fram
     torch.addmm(painter.bias, painter.flat, flat, out=totals[0])
     for number, (weights, part, total) in enumerate(zip(painter.first, parts, totals, strict=True)):
         if part.dtype == total.dtype:
-            total.addmm_(weights, part, beta=int(not number))
+            torch.addmm(total, weights, part, beta=int(not number), out=total)
         elif number:
             total.copy_(weights @ part)
         else:

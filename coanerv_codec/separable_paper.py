@@ -25,6 +25,7 @@ from coanerv_codec.positions import encode_axis
 # No factor is above 1, so a product that underflows is off by at most 1e-38, and down to this denominator the sum over
 # all tokens is as exact as float32 allows. Below it the bounds on the logits are too loose: see `separable._retry`.
 FLOOR = 1e-25
+FRAMES = 8  # per pass: enough to share the per-pixel factors, and keeps the value table small
 CPU_PASS = 1024  # pixels per pass: large enough for the products, small enough that the rest stays in the caches
 
 

@@ -75,7 +75,7 @@ def cut_clip(corpus: Corpus, item: Item, rng: np.random.Generator, config: Confi
     window = slice(start, start + stride * (span - 1) + 1, stride)
     square = _square(item, rng, config.cell)
     clip = _crop(y[window], uv[:, window], *square, config.cell)
-    path = find_path(clip[:, 0].numpy())
+    path = find_path(clip[:, 0].numpy() / 255)
     if path.any():
         clip = _crop_along(y[window], uv[:, window], *square, config.cell, path)
     if rng.random() < 0.5:

@@ -104,7 +104,10 @@ def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limi
                     raise FormatError(f"more than {limits.damages} clips are damaged (limit damages): given up")
             if compare:
                 compare.end(verdict.frames)
-        except FormatError as error:  # a critical chunk of another version, or hopeless: the rest cannot be told
+        except (
+            FormatError,
+            CheckpointError,
+        ) as error:  # a critical chunk of another version, say: the rest cannot be told
             verdict.findings.append(_finding(error))
     verdict.findings[:0] = [
         Finding(FormatError.exit_code, _with_frames(d.reason, d.frames), d.clips, d.frames)
@@ -133,23 +136,34 @@ def _check_clip(
     verdict: Verdict, clip: ClipRecord, following: ClipRecord | None, header: Header, player, compare
 ) -> None:
     """Decode a clip's symbols, and its pictures with a `Player`."""
-    frames = range(clip.first_frame, clip.first_frame + len(clip.pts))
+    shown: Iterator[Frame] = iter(())
     try:
         if not player:
             decode_bank(clip.bank, header.bank_shape)
             return
-        _check_times(clip, header)
         if compare:
             compare.expect(clip)
-        for frame in player.play(clip, following):
-            if frame.yuv.shape != (3, header.height, header.width):
-                raise FormatError(f"decodes to pictures of {frame.yuv.shape}")
-            verdict.decoded += 1
-            if compare:
-                compare.frame(frame, header)
+        shown = player.flush()  # of the clip before, if this one is not played
+        _check_times(clip, header)
+        shown = player.play(clip, following)
+        for frame in shown:
+            _check_frame(verdict, frame, compare)
     except CoanervError as error:
-        problem = _with_frames(f"clip {clip.number}: {error}", frames)
-        verdict.findings.append(Finding(error.exit_code, problem, range(clip.number, clip.number + 1), frames))
+        for frame in shown:
+            _check_frame(verdict, frame, compare)
+        verdict.findings.append(_clip_finding(error, clip))
+
+
+def _check_frame(verdict: Verdict, frame: "Frame", compare) -> None:
+    verdict.decoded += 1
+    if compare:
+        compare.frame(frame)
+
+
+def _clip_finding(error: CoanervError, clip: ClipRecord) -> Finding:
+    frames = range(clip.first_frame, clip.first_frame + len(clip.pts))
+    problem = _with_frames(f"clip {clip.number}: {error}", frames)
+    return Finding(error.exit_code, problem, range(clip.number, clip.number + 1), frames)
 
 
 def _check_times(clip: ClipRecord, header: Header) -> None:
@@ -178,7 +192,7 @@ class _Comparison:
         self._video = open_video(source, audio=False)
         self._frames = iter(self._video)
         self._failed = False
-        self._numbers: dict[int, int] = {}  # of the frames to come, by their times
+        self._numbers: dict[int, tuple[int, ClipRecord]] = {}  # of the frames to come, and their clips, by their times
         header = verdict.header
         size = self._video.info.width, self._video.info.height
         if size != (header.width, header.height):
@@ -195,19 +209,25 @@ class _Comparison:
 
     def expect(self, clip: ClipRecord) -> None:
         """Take note of which frames a clip holds."""
-        self._numbers |= {pts: number for number, pts in enumerate(clip.pts, clip.first_frame)}
+        self._numbers |= {pts: (number, clip) for number, pts in enumerate(clip.pts, clip.first_frame)}
 
-    def frame(self, shown: "Frame", header: Header) -> None:
+    def frame(self, shown: "Frame") -> None:
         """Compare a frame with the source's of the same number."""
+        number, clip = self._numbers.pop(shown.pts)
+        try:
+            self._compare(shown, number)
+        except CoanervError as error:
+            self._verdict.findings.append(_clip_finding(error, clip))
+
+    def _compare(self, shown: "Frame", number: int) -> None:
         import torch
 
         from coanerv_codec.metrics import psnr
 
-        number = self._numbers.pop(shown.pts)
         frame = self._frame(number)
         if frame is None:
             return
-        times = shown.pts * header.time_base, frame.pts * self._video.info.time_base
+        times = shown.pts * self._verdict.header.time_base, frame.pts * self._video.info.time_base
         if times[0] != times[1] and not self._failed:
             self._failed = True  # said once: a shifted file would say it for every frame
             time, expected = map(float, times)

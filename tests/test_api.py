@@ -199,6 +199,20 @@ def test_queries_between_frames_and_beyond_the_ends(encoded):
             np.testing.assert_allclose(row, file.query(x, y, moment), atol=1e-5)
 
 
+def test_a_clip_beside_a_damaged_one_can_be_queried(encoded, tmp_path):
+    data = bytearray(encoded.read_bytes())
+    with coa.open(encoded) as file:
+        entry = file.reader.index()[1]
+        expected = file.query(0.3, 0.6, 4 / 30)
+    data[entry.offset + 60] ^= 1
+    (tmp_path / "damaged.coa").write_bytes(data)
+    with coa.open(tmp_path / "damaged.coa") as file:
+        assert np.array_equal(file.query(0.3, 0.6, 4 / 30), expected)
+        assert np.isfinite(file.query(0.3, 0.6, 7.2 / 30)).all()
+        with pytest.raises(FormatError, match="clip 1, frames 8-10"):
+            file.query(0.3, 0.6, 8 / 30)
+
+
 def test_what_cannot_be_opened(encoded, tmp_path, other_checkpoint_path):
     with pytest.raises(InputError, match="No such file"):
         coa.open(tmp_path / "none.coa")

@@ -1,9 +1,11 @@
 """`coanerv compare`: the same frames for everybody, complete files, one measure."""
 
+import io
 import json
 import math
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 from make_video import make_video
@@ -89,6 +91,19 @@ def test_clips_alone_have_key_frames_where_ours_begin(tmp_path, checkpoint, monk
     plain, alone = compare.compare(source, checkpoint, 24, lambda point: None)
     assert [options.get("g") for options in kept] == [None, "8"]
     assert alone.bytes > plain.bytes
+
+
+def test_key_frames_are_where_clips_begin_whatever_the_scene(tmp_path, monkeypatch):
+    info, _ = read_source(make_video(tmp_path / "in.mp4"), 1)
+    cut = np.concatenate([np.zeros((13, 3, 48, 64), np.uint8), np.full((11, 3, 48, 64), 200, np.uint8)])
+    cut[:, 0] += np.arange(64, dtype=np.uint8) // 2
+    pictures = [compare._subsampled(picture) for picture in cut]
+    options = {"preset": "medium", "crf": "28"} | compare.OTHERS["libx264, clips alone"].alone(8)
+    written, original = [], io.BytesIO
+    monkeypatch.setattr(compare.io, "BytesIO", lambda *a: written.append(original(*a)) or written[-1])
+    compare._code_other("libx264", options, info, pictures)
+    with av.open(original(written[0].getvalue())) as container:
+        assert [i for i, frame in enumerate(container.decode(video=0)) if frame.key_frame] == [0, 8, 16]
 
 
 def test_the_command(cli, tmp_path, monkeypatch):

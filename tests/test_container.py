@@ -109,7 +109,7 @@ def write(*steps, header=HEADER, finish=True):
     return bytes(file.data)
 
 
-SHAKE = ((-8, 7), (0, 0), (3, -1), (0, 2))
+SHAKE = bytes((0x78, 0, 0xF3, 0x20))
 
 
 def clip(number, frames=4, velocities=(), shakes=(), **options):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from test_codec import decoded, encoded, video
 
-from coanerv_codec import playing
+from coanerv_codec import playing, separable_carriers
 from coanerv_codec.container import Reader
 from coanerv_codec.decoding import clip_tokens, decode_clip, layout_of, make_view
 from coanerv_codec.errors import FormatError
@@ -132,8 +132,8 @@ def test_a_rate_goes_from_clip_to_clip_evenly(data, checkpoint):
 def test_rates_at_which_too_many_pictures_would_wait_are_not_faded(data, checkpoint):
     first, second, _ = clips_of(data)
     header = Reader(io.BytesIO(data)).header
-    assert meet(first, second, header, Timing(rate=Fraction(160)))
-    assert not meet(first, second, header, Timing(rate=Fraction(161)))
+    assert meet(first, second, header, Timing(rate=Fraction(80)))
+    assert not meet(first, second, header, Timing(rate=Fraction(81)))
     frames = decoded(data, checkpoint, timing=Timing(rate=Fraction(161), duration=Fraction(9, 30)))
     assert np.abs(frames[41].yuv.astype(int) - alone(data, checkpoint, 0, [7])[0]).max() <= 1  # at 7.64 of 8: it stands
 
@@ -162,6 +162,44 @@ def test_frames_before_a_bank_that_cannot_be_decoded_are_shown(data, checkpoint)
     assert [next(frames).pts for _ in range(8)] == list(first.pts)
     with pytest.raises(FormatError):
         next(frames)
+
+
+def test_frames_before_tokens_that_cannot_be_computed_with_are_shown(data, checkpoint, monkeypatch):
+    first, second, _ = clips_of(data)
+    original = playing.clip_tokens
+    monkeypatch.setattr(playing, "clip_tokens", lambda c, h: original(c, h) * np.float32(1e30 if c.number else 1))
+    frames = decode_items([first, second], Reader(io.BytesIO(data)).header, checkpoint, make_view(40, 36))
+    assert [next(frames).pts for _ in range(8)] == list(first.pts)
+    with pytest.raises(FormatError, match="beyond what the decoder"):
+        next(frames)
+
+
+def test_what_waits_for_a_clip_that_is_not_played_is_shown_as_it_is(data, checkpoint):
+    first, second, third = clips_of(data)
+    player = playing.Player(Reader(io.BytesIO(data)).header, checkpoint, make_view(40, 36))
+    frames = [*player.play(first, second), *player.play(third, None)]
+    assert [f.pts for f in frames] == [*first.pts, *third.pts]
+    assert np.array_equal(frames[7].yuv, alone(data, checkpoint, 0, [*range(8)])[7])
+    assert np.array_equal(frames[8].yuv, alone(data, checkpoint, 2, [*range(4)])[0])
+    frames = [*player.play(first, second), *player.flush()]
+    assert [f.pts for f in frames] == list(first.pts)
+    assert not list(player.flush())
+
+
+def test_attention_is_evaluated_once_for_a_clip_and_what_is_asked_beyond_its_ends(data, checkpoint, monkeypatch):
+    calls = []
+    original = separable_carriers.sum_along_x
+    monkeypatch.setattr(separable_carriers, "sum_along_x", lambda *a: calls.append(1) or original(*a))
+    clips = [replace(clip, velocities=(), shakes=()) for clip in clips_of(data)]
+    header = Reader(io.BytesIO(data)).header
+    assert len(list(decode_items(clips, header, checkpoint, make_view(40, 36)))) == 20
+    assert len(calls) == 3 * header.bank_shape[0]
+
+
+def test_a_single_frame_without_a_duration_is_shown(checkpoint):
+    reader = Reader(io.BytesIO(encoded(video(1), checkpoint)))
+    clip = replace(reader.clip(0), last_duration=0)
+    assert len(list(decode_items([clip], reader.header, checkpoint, make_view(40, 36)))) == 1
 
 
 @settings(max_examples=20, deadline=None)

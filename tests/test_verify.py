@@ -265,6 +265,17 @@ def test_against_another_source(cli, coa, tmp_path, options, problem):
     assert problem in " ".join(finding["problem"] for finding in found["findings"])
 
 
+def test_the_clip_is_blamed_whose_frame_it_is_and_the_others_are_still_decoded(cli, coa, tmp_path):
+    """The last frame of a clip is shown with the next one, which it is cross-faded with."""
+    pts = [512 * i + 100 * (i == 7) for i in range(11)]
+    other = make_video(tmp_path / "other.mp4", width=70, height=54, frames=11, pts=pts)
+    _, found = verdict(cli, coa, "--against", other)
+    (finding,) = found["findings"]
+    assert "frame 7 is at" in finding["problem"]
+    assert (finding["clips"], finding["frames"]) == ([0, 1], [0, 8])
+    assert found["decoded"] == 11
+
+
 def test_against_what_is_no_video(cli, coa, tmp_path):
     (tmp_path / "text.mp4").write_text("no video")
     assert verdict(cli, coa, "--against", tmp_path / "text.mp4")[0] == 3

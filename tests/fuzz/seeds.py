@@ -24,7 +24,7 @@ from coanerv_codec.quantizer import quantize
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FAST = records.MAX_VELOCITY
-SHAKE = ((0, 0), (7, -8))  # in two frames
+SHAKE = bytes((0, 0x87))  # in two frames
 CALM = ((0, 0), (1, 0), (-8, 5), (0, 0))  # velocities of four cells
 WATCHED = ("byte", "float32", "varint", "signed", "blob", "text", "fraction")
 
@@ -143,7 +143,7 @@ def write(
     smooth: bool = False,
     hints: Hints = NO_HINTS,
     moving: tuple[tuple[tuple[int, int], ...], ...] = (),
-    shaking: tuple[tuple[tuple[int, records.Shake], ...], ...] = (),
+    shaking: tuple[tuple[tuple[int, bytes], ...], ...] = (),
 ) -> bytes:
     """A whole file with random tokens; clip i has the velocities moving[i] and the shakes shaking[i], others none."""
     file, rng = io.BytesIO(), np.random.default_rng(clips)

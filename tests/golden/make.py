@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from coanerv_codec.bank import CONTEXTS, HUFFMAN, Hints, decode_bank, encode_bank
+from coanerv_codec.cells import pack_shake
 from coanerv_codec.container import ClipRecord, Header, Metadata, Packet, Reader, StreamInfo, Writer
 from coanerv_codec.quantizer import dequantize, quantize
 
@@ -126,7 +127,7 @@ def shaking_5bit(file: io.BytesIO) -> None:
     """Cells that shake: one of them also moves, in the second clip none does."""
     head = header(width=120, height=60, columns=2, overlap=4, frame_duration=1, time_base=Fraction(1, 25))
     writer = Writer(file, head)
-    shake = ((0, 2), (-3, 1), (4, -4), (1, 0), (-5, 3), (7, -8), (3, 1), (-2, 0))
+    shake = pack_shake(np.array([(0, 2), (-3, 1), (4, -4), (1, 0), (-5, 3), (7, -8), (3, 1), (-2, 0)]))
     for clip, (velocities, shakes) in enumerate(
         ((((-6, 8), (0, 0)), ((1, shake),)), ((), ((0, shake), (1, shake[::-1]))))
     ):
