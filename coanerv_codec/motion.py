@@ -80,8 +80,8 @@ def _squares(planes: np.ndarray, shifts: np.ndarray) -> np.ndarray | None:
     side, margin = planes.shape[-1], int(np.abs(shifts).max())
     if side - 2 * margin < side // 4:
         return None
-    cut = slice(margin, side - margin)
-    return np.stack([np.roll(f, (-y, -x), (0, 1))[cut, cut] for f, (x, y) in zip(planes, shifts, strict=True)])
+    first, last = margin, side - margin
+    return np.stack([f[first + y : last + y, first + x : last + x] for f, (x, y) in zip(planes, shifts, strict=True)])
 
 
 class _Look(NamedTuple):

@@ -15,15 +15,15 @@ def test_one_default_checkpoint_of_the_base_preset_ships(monkeypatch):
 
 
 def test_the_demo_shows_the_clip(monkeypatch, tmp_path):
-    """Checkpoints gave 29.2, 32.5, 34.9, 35.6 and 34.9 dB, the last in a fifth less bytes.
+    """Checkpoints gave 29.2, 32.5, 34.9, 35.6, 34.9 and 35.8 dB, the last two in a fifth and a sixth less bytes than the 35.6.
 
     A later one must not be much worse.
     """
     monkeypatch.delenv(VARIABLE, raising=False)
     result = run_demo(bundled_clip(), tmp_path, load_checkpoint(find_checkpoint()), bits=6)
     assert result.frames == 41
-    assert result.psnr > 34.7
-    assert result.coa_bytes < 215_000
+    assert result.psnr > 35.6
+    assert result.coa_bytes < 226_000
     assert result.coa_bytes == (tmp_path / "demo.coa").stat().st_size
     assert result.video.stat().st_size > 0
     assert result.picture.read_bytes().startswith(b"\x89PNG")
