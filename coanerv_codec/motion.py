@@ -141,7 +141,7 @@ def _find_shake(luma: np.ndarray, straight: np.ndarray, velocity: tuple[int, int
     path = look.follow(path, ((0.5, 3), (part, 2), (part, 2)))
     shake = np.rint(PARTS * (path - path.mean(0) - along)).clip(-MOST_SHAKE, MOST_SHAKE)
     left = look.left(along + shake / PARTS)
-    return shake if left <= min(SHAKE_PAYS * look.left(along), PAYS * look.left(none)) else none
+    return shake if left < min(SHAKE_PAYS * look.left(along), PAYS * look.left(none)) else none
 
 
 def _search(
