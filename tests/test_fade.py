@@ -153,6 +153,8 @@ def test_nothing_is_faded_behind_a_clip_that_was_cut_short(data, checkpoint):
     assert meet(first, second, header)
     assert not meet(replace(first, pts=first.pts[:7]), second, header)
     assert not meet(first, None, header)
+    short = replace(header, frames_per_clip=2)
+    assert not meet(replace(first, pts=first.pts[:2]), second, short)  # both ends of a clip of two frames would be one
 
 
 def test_frames_before_a_bank_that_cannot_be_decoded_are_shown(data, checkpoint):

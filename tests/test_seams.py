@@ -73,12 +73,28 @@ def test_pictures_without_room_for_a_shift_are_refused(checkpoint):
         seams.border_error(NOISE[:8, :, :40, :48], checkpoint, 6, 8)
 
 
-def test_errors_by_position_in_the_clip(checkpoint, coder):
+def test_errors_by_position_in_the_clip(checkpoint, coder, monkeypatch):
     coder(lambda clip, layout: clip + np.arange(1, 9, dtype=np.uint8)[:, None, None, None])
+    whole = np.tile(np.arange(3, 11, dtype=np.uint8), 2)[:, None, None, None]
+    monkeypatch.setattr(seams, "code_video", lambda frames, checkpoint, bits: frames + whole)
     rows = seams.time_table(NOISE, checkpoint, 6)
     assert [row["psnr alone"] for row in rows] == pytest.approx([decibel(n) for n in range(1, 9)], abs=0.01)
     # From the last frame of a clip to the first of the next the error drops by 7, else it rises by 1.
-    assert [row["change alone"] for row in rows] == pytest.approx([decibel(7)] + [decibel(1)] * 7, abs=0.01)
+    for column in ("change alone", "change"):
+        assert [row[column] for row in rows] == pytest.approx([decibel(7)] + [decibel(1)] * 7, abs=0.01)
+    assert [row["psnr"] for row in rows] == pytest.approx([decibel(n) for n in range(3, 11)], abs=0.01)
+
+
+def test_a_whole_video_is_coded_as_a_file(checkpoint):
+    """Cross-faded: unlike its clips alone where they meet, and only there."""
+    frames = np.repeat(NOISE[::8], 8, axis=0) // 4 * 3
+    layout = seams.plan_layout(112, 80, checkpoint.model.config.cell)
+    alone = np.concatenate([seams.code(clip, checkpoint, 6, layout)[1] for clip in np.split(frames, 2)])
+    differ = [
+        bool(np.abs(a.astype(int) - b).max() > 1)
+        for a, b in zip(alone, seams.code_video(frames, checkpoint, 6), strict=True)
+    ]
+    assert [i for i, found in enumerate(differ) if found] == [7, 8]
 
 
 def test_the_command_prints_and_stores_its_tables(cli, tmp_path):
