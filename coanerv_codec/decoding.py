@@ -4,7 +4,9 @@ What is asked is a `View`, positions along x and y, and moments t in the clip: 0
 its last. A whole picture, a crop, another size or frame rate are asked alike, and cost in proportion to their pixels.
 """
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -122,22 +124,40 @@ def _shares(axis: Axis, positions: np.ndarray) -> list[Share]:
 def decode_cells(
     decoder: AnyDecoder, tokens: np.ndarray, layout: Layout, view: View, t: np.ndarray, options: EngineOptions
 ) -> Iterator[Tensor]:
-    """Tokens [cells,N,d], moments t [T] -> the pixels [T,3,h,w] of each cell that the view touches, row by row."""
+    """Tokens [cells,N,d], moments t [T] -> the pixels [T,3,h,w] of each cell that the view touches, row by row.
+
+    On a CPU each thread decodes cells of its own, where there are enough of them: threads that share an operation wait for each
+    other after it, and for long where other programs want the cores, too.
+    """
     device = decoder.base.device
-    for y, x in product(_shares(layout.y, view.y), _shares(layout.x, view.x)):
+
+    def decode(y: Share, x: Share) -> Tensor:
         number = y.cell * layout.x.count + x.cell
         parts = _together(layout, number, decoder.config.frames, x, y, t)
         grids = [tuple(torch.from_numpy(u).to(device) for u in (p.x, p.y, t[p.moments])) for p in parts]
         cell = torch.from_numpy(tokens[number]).to(device)
         planes = decode_grids(decoder, cell, grids, **asdict(options))
         if len(parts) == 1 and len(parts[0].x) == len(x.positions) and len(parts[0].y) == len(y.positions):
-            yield planes[0]
-            continue
+            return planes[0]
         pixels = planes[0].new_empty(len(t), 3, len(y.positions), len(x.positions))
         for part, plane in zip(parts, planes, strict=True):
             for moment, left, top, frame in zip(part.moments, part.left, part.top, plane, strict=True):
                 pixels[moment] = frame[:, top : top + len(y.positions), left : left + len(x.positions)]
-        yield pixels
+        return pixels
+
+    cells = list(product(_shares(layout.y, view.y), _shares(layout.x, view.x)))
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1 or 2 * len(cells) <= threads:
+        yield from (decode(*cell) for cell in cells)
+        return
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        ahead: deque[Future[Tensor]] = deque()
+        for cell in cells:
+            ahead.append(pool.submit(decode, *cell))
+            if len(ahead) > threads:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 class Part(NamedTuple):

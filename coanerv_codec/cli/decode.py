@@ -103,6 +103,8 @@ def command(
         raise click.UsageError("--scale and --size exclude each other")
     if fps == 0 or scale == 0:
         raise click.UsageError("--fps and --scale must be more than 0")
+    from torch import get_num_threads
+
     from coanerv_codec.decoding import EngineOptions, make_view
     from coanerv_codec.device import pick_precision
     from coanerv_codec.engine import tile_within
@@ -121,7 +123,8 @@ def command(
         view = make_view(header.width, header.height, asked, box, limits)
         loaded = load_model(checkpoint, device, header.checkpoint)
         if max_memory:
-            tile = tile_within(loaded.model.config, engine, max_memory * 10**6)
+            # On a CPU each thread decodes a cell of its own.
+            tile = tile_within(loaded.model.config, engine, max_memory * 10**6 // get_num_threads())
         bar.start(_count_frames(reader) if timing == Timing() else None)
         done = decode_file(
             reader,
