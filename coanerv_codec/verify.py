@@ -107,7 +107,7 @@ def _verify(verdict, file: BinaryIO, load, deep: bool, source: Path | None, limi
         except (
             FormatError,
             CheckpointError,
-        ) as error:  # a critical chunk of another version, say: the rest cannot be told
+        ) as error:  # such as a critical chunk of another version: the rest cannot be told
             verdict.findings.append(_finding(error))
     verdict.findings[:0] = [
         Finding(FormatError.exit_code, _with_frames(d.reason, d.frames), d.clips, d.frames)

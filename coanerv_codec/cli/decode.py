@@ -46,7 +46,7 @@ class Number(click.ParamType):
     type=click.IntRange(1, 4096),
     default=64,
     show_default=True,
-    help="Memory: F x TILE x TILE queries at a time.",
+    help="Memory: F x TILE x TILE queries at a time, on a CPU for each thread.",
 )
 @click.option(
     "--max-memory",
@@ -124,7 +124,8 @@ def command(
         loaded = load_model(checkpoint, device, header.checkpoint)
         if max_memory:
             # On a CPU each thread decodes a cell of its own.
-            tile = tile_within(loaded.model.config, engine, max_memory * 10**6 // get_num_threads())
+            cells = get_num_threads() if loaded.model.decoder.base.device.type == "cpu" else 1
+            tile = tile_within(loaded.model.config, engine, max_memory * 10**6 // cells)
         bar.start(_count_frames(reader) if timing == Timing() else None)
         done = decode_file(
             reader,
